@@ -13,15 +13,14 @@ import time
 from importlib.metadata import version
 
 COMMANDS = ("train", "predict", "export_onnx", "export_pt2", "draw", "report")
-WITH_HYDRA = COMMANDS[:-1]
 # Commands, arguments, the exit code, and a part of the output.
 CASES = [
     (COMMANDS, "--help", 0, "outputs"),
     (COMMANDS, "--version", 0, "lenet-ops "),
     (COMMANDS, "--bogus", 2, "error: unrecognized arguments: --bogus (--help shows the options)"),
-    (WITH_HYDRA, "--cfg=job", 0, "outputs: outputs"),
-    (WITH_HYDRA, "outputs=a", 2, " is missing: "),  # a correct command imports torch
-    (WITH_HYDRA, "bogus=1", 2, "error: bogus: unknown key, choose from "),
+    (COMMANDS, "--cfg=job", 0, "outputs: outputs"),
+    (COMMANDS[:-1], "outputs=a", 2, " is missing: "),  # a correct command imports torch
+    (COMMANDS, "bogus=1", 2, "error: bogus: unknown key, choose from "),
     (["draw"], "outputs=", 2, "error: outputs=: Input should not be blank"),
     (["train"], "-h", 0, "model: lenet, lenet_depthwise, "),
     (["train"], "model.act=gelu -c job seed=3", 0, "act: gelu"),

@@ -3,18 +3,52 @@
 import argparse
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from typing import Any, NoReturn
 
 import conf
 from app.config.environment import read_torchrun
 from app.config.errors import UserError
+from app.config.schema import package_version
 
-PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
+PATHS = (
+    "checkpoint",
+    "data.root",
+    "file",
+    "folder",
+    "input",
+    "outputs",
+    "resume",
+)  # settings with a path
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError for wrong arguments."""
+        raise UserError(f"{message} (--help shows the options)")
+
+
+def hydra_parser(command: str) -> Parser:
+    """Return a parser of overrides and of the options that Hydra carries out.
+
+    Hydra's own parser cannot be built in Python 3.14; Hydra prints the help of this one.
+    """
+    parser = Parser(f"python -m app.{command}", allow_abbrev=False, add_help=False)
+    add = parser.add_argument
+    version = f"lenet-ops {package_version() or '(sources)'}"
+    add("--version", action="version", version=version, help="print the version and exit")
+    add("overrides", nargs="*", help="settings, KEY=VALUE")
+    add("--help", "-h", action="store_true", help="print the groups and settings, and exit")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--multirun", "-m", action="store_true", help="run each combination: a sweep")
+    mode.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print settings, exit")
+    # Hydra reads its other options, too
+    for name in ("config_dir", "config_name", "config_path", "info", "package"):
+        parser.set_defaults(**{name: None})
+    parser.set_defaults(hydra_help=False, resolve=False, run=False, shell_completion=False)
+    return parser
 
 
 def parse_arguments(
@@ -22,10 +56,13 @@ def parse_arguments(
 ) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
     options = parser.parse_intermixed_args(arguments)
+    typed: dict[str, str] = {}
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
         if not key or not equals or key.startswith("~"):
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
+        if (first := typed.setdefault(key, override)) is not override:
+            raise UserError(f"{first} {override}: set {key} once")
         if key == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
         if command != "train" and is_group(key):
@@ -51,25 +88,14 @@ def is_group(key: str) -> bool:
 
 
 def quote(override: str, sweep: bool) -> str:
-    """Quote the value of an override where Hydra would reject or misread it.
-
-    Quote paths that Hydra would change, such as `2026_11` or `a,b.png`, options of a group that do
-    not begin with a letter, and open brackets. Raise a UserError for a list without -m.
-    """
+    """Quote what Hydra would change or misread: paths such as `2026_11`, options such as `1`."""
     if not override.lstrip("+").startswith("hydra"):
         override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
     key, _, value = override.partition("=")
-    if not value.strip() or value[0] in "'\"":
+    is_path = key in PATHS and value != "null" and not (sweep and re.search("[,(]", value))
+    is_option = is_group(key) and (value == "null" or not value[:1].isalpha())
+    if not (is_path or is_option) or not value.strip() or value[0] in "'\"":
         return override
-    needs_quotes = True
-    if not is_group(key) or (value != "null" and value[0].isalpha()):
-        with suppress(HydraException):
-            parsed = OverridesParser.create().parse_override(override)
-            is_list = parsed.is_sweep_override()
-            is_path = key in PATHS and value != "null" and not (sweep and is_list)
-            needs_quotes = is_path and str(parsed.value()) != value
-            if is_list and not sweep and not is_path:
-                raise UserError(f"{override}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"{key}='{quoted}'" if needs_quotes else override
+    return f"{key}='{quoted}'"

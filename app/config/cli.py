@@ -3,10 +3,8 @@
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
-from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +20,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from app.config.arguments import find_keys, parse_arguments
+from app.config.arguments import find_keys, hydra_parser, parse_arguments
 from app.config.errors import RunError, UserError, one_line, to_run_error
-from app.config.options import hydra_parser
-from app.config.process import GRACE, exit_codes, handle_signals, interrupt_after_grace
+from app.config.process import exit_codes
 from app.config.schema import from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -45,6 +42,8 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         # by default OpenMP threads spin for milliseconds, which stalls a busy machine
         os.environ["GOMP_SPINCOUNT"] = "20000"
+    # torch logs each attempt to connect to another process, with C++ frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with exit_codes(full_error):
         parser = hydra_parser(name)
         options = parse_arguments(parser, name, sys.argv[1:])
@@ -53,10 +52,8 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
         try:
             if options.multirun and not options.help:
                 check_sweep(name, schema, options.overrides)
-                if any(item.startswith("hydra/launcher=") for item in options.overrides):
-                    handle_signals(interrupt_after_grace)
-                    # killed workers leave semaphores to the tracker, which frees them
-                    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+                # killed workers of a launcher leave semaphores to the tracker, which frees them
+                os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
             _run_hydra(
                 options,
                 parser,
@@ -92,11 +89,6 @@ def run_task(
         reason = one_line(to_run_error(error))
         print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
         vars(error)["of_run"] = True  # survives pickling in a launcher's worker
-        raise
-    except KeyboardInterrupt:
-        # a worker of a launcher would start the next run: wait until it is killed
-        if current_process().name != "MainProcess":
-            time.sleep(2 * GRACE)
         raise
 
 

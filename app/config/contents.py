@@ -70,7 +70,6 @@ class Metadata(DataDescription):
 
     name: Annotated[DatasetName, Field(alias="dataset")]
     classes: Json[ClassNames]
-    test_accuracy: Fraction | None = None
 
 
 @dataclass

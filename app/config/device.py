@@ -1,7 +1,6 @@
 """Choose and describe a device; configure memory and threads of the CPU."""
 
 import ctypes
-import math
 import os
 import platform
 import time
@@ -14,20 +13,20 @@ from app.config.schema import counted
 
 PROBE_SECONDS = 0.06  # for each number of threads
 MIN_SPEEDUP = 1.3  # of fewer threads, to prefer them
-SLOW_FACTOR = 1.5  # a window this much slower than the fastest starts a probe
-PROBE_INTERVAL = 5.0  # seconds between probes while threads are idle
 
 
 def pick_device(name: str) -> torch.device:
     """Return the device of a setting (`cuda`: of the local rank); raise a UserError if missing."""
     count = torch.cuda.device_count()
-    device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", read_torchrun().local_rank)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        here = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(count))])
-        raise UserError(f"device={name}: not on this machine, choose from {here}")
-    return device
+    here = ["auto", "cpu", *(f"cuda:{index}" for index in range(count))]
+    wanted = ("cuda" if count else "cpu") if name == "auto" else name
+    if wanted == "cuda":
+        rank = read_torchrun().local_rank
+        if (rank or 0) < count:
+            return torch.device("cuda") if rank is None else torch.device("cuda", rank)
+    if wanted not in here:  # torch wraps large indices: cuda:256 would be cuda:0
+        raise UserError(f"device={name}: not on this machine, choose from {', '.join(here)}")
+    return torch.device(wanted)
 
 
 def describe(device: torch.device) -> str:
@@ -49,44 +48,16 @@ def keep_freed_memory() -> None:
         library.mallopt(mmap_threshold, gibibyte)
 
 
-class CpuThreads:
-    """The number of CPU threads, adapted to other processes on the machine.
+def choose_threads(device: torch.device, before: int = 0) -> None:
+    """Set the number of CPU threads: `before`, that of a run to resume; 0: the fastest now.
 
     Threads synchronise after each operation: if another process occupies a core, fewer threads are
     faster. The number of threads affects the order of sums and so the last bits of the weights.
-    OMP_NUM_THREADS disables the adaptation. A resumed run starts with `before` threads; 0: probe.
+    OMP_NUM_THREADS fixes it.
     """
-
-    def __init__(self, device: torch.device, before: int = 0) -> None:
-        self.most = torch.get_num_threads()
-        free = "OMP_NUM_THREADS" not in os.environ and self.most > 1
-        self.adapts = device.type == "cpu" and free
-        self.fastest = math.inf
-        if self.adapts:
-            count = min(before, self.most) if before else fastest_threads(self.most)
-            torch.set_num_threads(count)
-        self.begin()
-        self.probed = self.last
-
-    def begin(self) -> None:
-        """Begin a window of steps."""
-        self.last = time.perf_counter()
-
-    def adapt(self) -> None:
-        """End a window of steps; probe if it was slow or, while threads are idle, at intervals."""
-        now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        if not self.adapts:
-            return
-        if torch.get_num_threads() == self.most:
-            due = seconds > SLOW_FACTOR * self.fastest
-        else:
-            due = now - self.probed > PROBE_INTERVAL
-        self.fastest = min(self.fastest, seconds)  # over all numbers of threads
-        if due:
-            torch.set_num_threads(fastest_threads(self.most))
-            self.begin()
-            self.probed = self.last
+    most = torch.get_num_threads()
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and most > 1:
+        torch.set_num_threads(min(before, most) if before else fastest_threads(most))
 
 
 def fastest_threads(most: int) -> int:

@@ -1,7 +1,8 @@
 """The process of a command: standard streams, signals, exit codes."""
 
-import codecs
+import atexit
 import io
+import math
 import os
 import signal
 import stat
@@ -18,16 +19,14 @@ from app.config.errors import RunError, UserError, to_run_error
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds between a signal and the end of a launcher, in which its workers save their runs.
-GRACE = 3.0
+REPEAT = 0.5  # seconds in which further signals are the same: GNU timeout sends two
 
 
 def open_streams() -> None:
-    """Replace closed standard streams by /dev/null; encode what the encoding lacks with `escape`.
+    """Replace closed standard streams by /dev/null; escape characters that the encoding lacks.
 
     Otherwise `print(file=sys.stderr)` writes to stdout, and an opened file gets descriptor 2.
     """
-    codecs.register_error("escape", escape)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -35,14 +34,7 @@ def open_streams() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
         if mode == "w" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="escape")
-
-
-def escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode surrogates as the bytes that they stand for, other characters as escapes."""
-    with suppress(UnicodeError):
-        return codecs.lookup_error("surrogateescape")(error)
-    return codecs.lookup_error("backslashreplace")(error)
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard_terminal() -> None:
@@ -64,20 +56,18 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
-    """Call `interrupt` after `GRACE` seconds; at a second signal, whichever it is, at once."""
-    handle_signals(interrupt)
-    time.sleep(GRACE)
-    interrupt(number, frame)
-
-
 def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> dict[int, Any]:
     """Install `handler` for `STOP_SIGNALS`, except ignored ones; return the previous handlers.
 
     A shell script ignores SIGINT in background processes, nohup ignores SIGHUP.
     """
+    last = -math.inf
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() < last + REPEAT:
+            return
+        last = time.monotonic()
         if number == signal.SIGHUP:
             discard_terminal()
         handler(number, frame)
@@ -87,6 +77,12 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
         if signal.getsignal(number) != signal.SIG_IGN:
             previous[number] = signal.signal(number, handle)
     return previous
+
+
+def ignore_signals() -> None:
+    """Ignore `STOP_SIGNALS`."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def is_first(message: str) -> bool:
@@ -157,6 +153,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         code = getattr(converted, "exit_code", 1)
     else:
         return
+    finally:  # at exit Python restores the default handlers, which would kill it
+        atexit.register(ignore_signals)
     with suppress(OSError):
         flush_output()
     sys.exit(code)

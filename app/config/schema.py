@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from app.config.errors import UserError
@@ -31,8 +39,8 @@ def _latest(value: str) -> str | None:
     return None if value == "latest" else value
 
 
-def _device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+def _device(value: Any) -> Any:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
         raise ValueError("Input should be auto, cpu, cuda or cuda:N")
     return value
 
@@ -48,13 +56,13 @@ def _stages(value: list[list[int]]) -> list[list[int]]:
 Text = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_not_blank)]
 Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
 Network = Annotated[Path, AfterValidator(_latest)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Channels = Annotated[int, Field(strict=True, ge=1, le=1024)]
 Stages = Annotated[list[list[Channels]], AfterValidator(_stages)]
-Device = Annotated[str, AfterValidator(_device)]
+Device = Annotated[str, BeforeValidator(_device)]
 
 
 @dataclass(config=FORBID)
@@ -152,7 +160,7 @@ class TrainerConfig:
     log_every: Count = 50
     checkpoint_steps: Count | None = None
     checkpoint_seconds: Positive | None = 30.0
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     compile: Literal["auto", True, False] = "auto"
 
 
@@ -211,8 +219,6 @@ class ExportConfig(EvaluationConfig):
     postprocess: StrictBool = False
     precision: Literal["fp32", "fp16"] = "fp32"
     quantize: Literal["int8"] | None = None
-    web: StrictBool = False
-    web_runtime: Text = "./ort/"
 
 
 @dataclass(config=FORBID)
@@ -235,7 +241,7 @@ class DrawConfig(UseConfig):
 
 @dataclass(config=FORBID)
 class ReportConfig:
-    """The arguments of `python -m app.report`."""
+    """The configuration of `python -m app.report`."""
 
     folder: Path = "latest"
     outputs: Path = "outputs"
@@ -250,6 +256,10 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
     key = _shorten(printable(key))
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "bool_type":
+        message = "Input should be true or false"
+    if first["type"] == "literal_error":  # in the syntax of the command line
+        message = message.replace("True", "true").replace("False", "false")
     if first["type"] == "unexpected_keyword_argument":
         message = unknown_key(key, _allowed_keys(schema, first["loc"]))
     integer = first["type"] == "int_type"  # 2.0 must not look like one

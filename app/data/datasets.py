@@ -3,38 +3,22 @@
 import importlib.util
 import math
 import re
-import subprocess
+import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.config.errors import UserError, writing
+from app.config.errors import UserError, one_line, writing
 from app.config.schema import DataConfig, from_mapping
 
-FIRST_BYTE = 6.0  # timeout in seconds for the first byte of a download, name resolution included
-STALLED = 10.0  # socket timeout in seconds
-# Run in a subprocess: a thread that waits for the network cannot be killed. Prints the error.
-FETCH = """
-import socket, sys
-from torchvision import datasets
-
-name, root, stalled = sys.argv[1:]
-socket.setdefaulttimeout(float(stalled))
-print(flush=True)  # imported
-try:
-    for train in (True, False):
-        getattr(datasets, name)(root, train=train, download=True)
-except Exception as error:
-    print(*str(error).split())
-    sys.exit(1)
-"""
+TIMEOUT = 6.0  # seconds without a byte until a mirror is given up
 
 
 @dataclass
@@ -167,34 +151,26 @@ def download(name: str, root: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with writing(f"data.root={root}", UserError):
         folder.mkdir(parents=True, exist_ok=True)
-    before, command = _sizes(folder), [sys.executable, "-c", FETCH, name, str(root), str(STALLED)]
-    with subprocess.Popen(
-        command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            cast(IO[bytes], process.stdout).readline()
-            reason, _ = process.communicate(timeout=FIRST_BYTE)
-        except subprocess.TimeoutExpired as error:
-            if _sizes(folder) == before:
-                raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s") from error
-            reason, _ = process.communicate()
-        finally:
-            process.kill()
-            for path in missing:  # rmdir keeps folders that are not empty
-                with suppress(OSError):
-                    path.rmdir()
-    if process.returncode:
-        raise DownloadError(_cause(reason.decode().strip()))
+    from torchvision import datasets  # late: it is slow
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        for train in (True, False):
+            getattr(datasets, name)(root, train=train, download=True)
+    except Exception as error:  # torchvision raises many types
+        raise DownloadError(_cause(one_line(error))) from error
+    finally:
+        socket.setdefaulttimeout(before)
+        for path in missing:  # rmdir keeps folders that are not empty
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _cause(message: str) -> str:
     """Return the first mirror's error without the text that torchvision and urllib add."""
     cause = message.partition(", got: ")[2].partition(" Tried ")[0] or message
     return re.sub(r"^<urlopen error (?:\[.*?\] )?(.*)>$", r"\1", cause)
-
-
-def _sizes(folder: Path) -> set[tuple[Path, int]]:
-    return {(path, path.stat().st_size) for path in folder.glob("*")}
 
 
 def _mean_std(images: Tensor) -> tuple[float, float]:

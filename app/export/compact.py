@@ -53,8 +53,10 @@ def is_default(node: NodeProto, attribute: AttributeProto) -> bool:
 
 
 def compact_names(graph: GraphProto) -> None:
-    """Merge equal constants; shorten names, except of inputs, outputs and in subgraphs."""
-    fixed = {"", *subgraph_names(graph), *(x.name for x in (*graph.input, *graph.output))}
+    """Merge equal constants; shorten names, except of inputs and outputs."""
+    if any(item.HasField("g") for node in graph.node for item in node.attribute):
+        return  # a subgraph may use the names
+    fixed = {"", *(x.name for x in (*graph.input, *graph.output))}
     first: dict[bytes, str] = {}
     same: dict[str, str] = {}
     for tensor in graph.initializer:
@@ -75,16 +77,6 @@ def compact_names(graph: GraphProto) -> None:
         tensor.name = names[tensor.name]
     del graph.initializer[:]
     graph.initializer.extend(constants)
-
-
-def subgraph_names(graph: GraphProto) -> set[str]:
-    """Return the names of all tensors that subgraphs use."""
-    names = set()
-    for body in (item.g for node in graph.node for item in node.attribute if item.HasField("g")):
-        names |= {x.name for x in (*body.input, *body.output, *body.initializer)}
-        names |= {x for node in body.node for x in (*node.input, *node.output)}
-        names |= subgraph_names(body)
-    return names
 
 
 def letters() -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +19,10 @@ from app.export.model_card import write_card
 from app.export.outputs import check_files, write_with_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
-from app.export.web_folder import write_web_folder
+from app.inference.onnx_file import to_bytes
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor, open_session
 from app.inference.predictor import TorchPredictor, load_data, load_torch
-from app.runs.folder import WEB_SETTINGS, data_root, find_checkpoint
+from app.runs.folder import data_root, find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
@@ -33,11 +32,11 @@ def export(cfg: ExportConfig) -> None:
     number_format = cfg.quantize or cfg.precision
     name = "model.onnx" if number_format == "fp32" else f"model-{number_format}.onnx"
     path = Path(cfg.file or original.folder / name)
-    check_output(cfg, path)
+    cards = {file: file.with_suffix(".md") for file in files(cfg, path)}
+    check_files(cards, ".onnx", typed=cfg.file is not None)
     test = load_test_split(original.data.name, data_root(original.folder, cfg.data.root))
     for layout, file in zip(layouts(cfg), files(cfg, path), strict=True):
-        web = cfg.web and file == path
-        _export_file(replace(cfg, layout=layout, web=web), file, original, test)
+        _export_file(replace(cfg, layout=layout), file, original, test)
     if len(layouts(cfg)) > 1:
         print(f"{path.name} is for ONNX Runtime, {files(cfg, path)[1].name} for other runtimes")
 
@@ -61,18 +60,11 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
     except RunError as error:
         raise RunError(f"{path} is not written: {error}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
-    content = model.SerializeToString(deterministic=True)
+    content = to_bytes(model)
     card = path.with_suffix(".md")
     write_with_card(path, content, card, write_card(path.name, content, original, cfg, parity))
     print("onnx checker, shape inference: passed")
     print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
-    if cfg.web:
-        folder = path.parent / "web"
-        install = write_web_folder(folder, content, exported, cfg.web_runtime)
-        print(f"wrote {folder}, for any static web server")
-        if install:
-            commands = "\n  ".join([f"cd {shlex.quote(str(folder))}", *install])
-            print(f"it needs onnxruntime-web; to install it:\n  {commands}")
 
 
 def files(cfg: ExportConfig, path: Path) -> list[Path]:
@@ -102,16 +94,6 @@ def check_settings(cfg: ExportConfig) -> None:
         raise UserError("quantize=int8: starts from float32, choose precision=fp32")
     if cfg.quantize and cfg.layout in ("function", "both"):
         raise UserError("quantize=int8: has no functions, choose layout=standard or leave it out")
-
-
-def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Make the folder of `path`; raise a UserError if it is unusable or has other files."""
-    cards = {file: file.with_suffix(".md") for file in files(cfg, path)}
-    check_files(cards, ".onnx", typed=cfg.file is not None)
-    folder = path.parent / "web"
-    ours = (folder / WEB_SETTINGS).is_file() or (folder.is_dir() and not any(folder.iterdir()))
-    if cfg.web and folder.exists() and not ours:
-        raise UserError(f"web=true: {folder} has other files, which would be overwritten")
 
 
 def check(model: ModelProto) -> ModelProto:

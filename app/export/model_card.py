@@ -4,7 +4,6 @@ import os
 import platform
 import statistics
 import time
-from collections import Counter
 
 import numpy as np
 import onnx
@@ -44,14 +43,11 @@ def write_card(
         "throughput": f"{throughput:,.0f} images/s in batches of 1024 on all threads",
         "measured with": f"{RUNTIME}, {os.cpu_count()} CPUs ({platform.machine()})",
     }
-    nodes = Counter((node.domain or "ai.onnx", node.op_type) for node in model.graph.node)
     functions = [f"`{item.name}`: {item.doc_string.strip()}  " for item in model.functions]
     lines = [
         f"# {name}\n\n{describe_model(original.config)}, trained on {original.data.name}.\n",
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
-        "\n## Nodes\n\n| domain | operator | nodes |\n| --- | --- | --- |",
-        *(f"| {domain} | {op} | {count} |" for (domain, op), count in sorted(nodes.items())),
     ]
     if functions:
         lines += ["\nCustom operators defined in this file:\n", *functions]

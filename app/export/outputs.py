@@ -30,6 +30,8 @@ def check_files(cards: Mapping[Path, Path], suffix: str, typed: bool) -> None:
         for output in (file, card):
             if output.is_dir():
                 raise UserError(f"file={path}: {output} is a folder")
+        if card.is_fifo():
+            raise UserError(f"file={path}: {card} is not a regular file")
         if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
             raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
 

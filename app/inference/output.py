@@ -5,21 +5,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from app.config.errors import UserError
-from app.config.schema import PredictConfig, format_value
+from app.config.errors import UserError, check_writable
+from app.config.schema import PredictConfig, format_value, printable
 from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, list_pictures, read_gray
 from app.inference.metrics import Predictions
 from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
-from app.inference.preprocess import DIGITS, SIDE, bright_on_black, frame
-from app.inference.strokes import MIN_CONTRAST
+from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import MIN_SIDE
-from app.runs.files import csv_text, write_results
+from app.runs.files import csv_text, write_atomically
 from app.runs.folder import data_root
 
 
@@ -50,11 +48,13 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     text = f"{accuracy}\n\n{format_confusion(predictions)}\n\n"
     if cfg.format != "table":
         text = table if cfg.format == "csv" else to_json(predictions, predictor.data.name) + "\n"
+    print(text, end="", flush=True)  # first, as the rest may fail
     picture = draw_predictions(predictions, split.images, accuracy)
-    files = {"predictions.csv": table.encode(), "predictions.png": picture}
-    print(text, end="", flush=True)
-    log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
-    write_results(predictor.folder, files, log)  # raises for a read-only folder: after the text
+    check_writable(predictor.folder, str(predictor.folder))
+    for name, content in (("predictions.csv", table.encode()), ("predictions.png", picture)):
+        write_atomically(predictor.folder / name, content)
+        log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
+        print(f"wrote {predictor.folder / name}", file=log)
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
@@ -97,10 +97,7 @@ def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
         image = bright_on_black(gray, cfg.invert)
     if image is None:
         if cfg.invert is None:
-            is_blank = predictor.data.name not in DIGITS or np.ptp(gray) < MIN_CONTRAST
-            raise UserError(
-                "a blank picture, there is nothing in it" if is_blank else "no digit found"
-            )
+            raise UserError("a blank picture, or no digit in it")
         setting = f"invert={format_value(cfg.invert)}"
         raise UserError(f"no digit found with {setting}, leave out {setting}")
     return image
@@ -134,7 +131,7 @@ def format_pictures(
         text = ((name, label, f"{share:.6f}") for name, label, share in rows)
         return csv_text(("file", "predicted", "probability"), text)
     if format == "table":
-        rows = [(name if name.isprintable() else repr(name)[1:-1], *rest) for name, *rest in rows]
+        rows = [(printable(name), *rest) for name, *rest in rows]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(
             f"{name:{widths[0]}}  {label:{widths[1]}}  {share:7.2%}\n"
@@ -144,8 +141,8 @@ def format_pictures(
     for (name, label, share), every in zip(rows, probabilities.tolist(), strict=True):
         named = {key: round(value, 6) for key, value in zip(classes, every, strict=True)}
         item = {"file": name, "predicted": label, "probability": round(share, 6)}
-        items.append(json.dumps(item | {"probabilities": named}, ensure_ascii=False))
-    return "[\n" + ",\n".join(items) + "\n]\n"
+        items.append(item | {"probabilities": named})
+    return json.dumps(items, ensure_ascii=False, indent=1) + "\n"
 
 
 def to_csv(predictions: Predictions) -> str:

@@ -77,31 +77,13 @@ def ink_of(surface: Surface, side: int) -> Ink:
 
     It removes dark details narrower than the square and keeps the edges of shadows.
     """
-    background = _closing(surface.gray, side)
+    brightest = ndimage.maximum_filter(surface.gray, side, mode="constant", cval=0)
+    background = ndimage.minimum_filter(brightest, side, mode="constant", cval=255)
     ink = np.subtract(background, surface.gray, dtype=np.float64)
     ink *= (255 / (np.arange(256.0) + DIM))[background]
     if surface.is_sheet:
         ink *= surface.inside
     return ink
-
-
-def _closing(gray: Gray, side: int) -> Gray:
-    """Return scipy.ndimage.grey_closing by a square, for 8 bits ten times as fast."""
-    for extreme, outside in ((np.maximum, 0), (np.minimum, 255)):
-        for _ in range(2):  # along each axis
-            gray = _filter_rows(gray, side, extreme, outside).T
-    return gray
-
-
-def _filter_rows(image: Gray, side: int, extreme: np.ufunc, outside: int) -> Gray:
-    """Return the extreme of the `side` (odd) pixels around each pixel of a row."""
-    windows = np.pad(image, ((0, 0), (side // 2, side // 2)), constant_values=outside)
-    width = 1
-    while width < side:  # each step doubles it
-        step = min(width, side - width)
-        windows = extreme(windows[:, :-step], windows[:, step:])
-        width += step
-    return windows
 
 
 def border(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,6 +1,5 @@
 """Predictors: the common interface of checkpoints in torch and files in ONNX Runtime."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
 from app.runs.checkpoint import SPLIT_KEYS, Checkpoint, load_checkpoint
-from app.runs.folder import find_checkpoint, is_outdated, network_file
+from app.runs.folder import find_checkpoint, network_file
 
 BATCH_SIZE = 1000
 
@@ -80,10 +79,7 @@ def load_predictor(
         from app.inference.onnx_runtime import load_onnx  # late: importing it is slow
 
         file = network_file(path or find_checkpoint(outputs, "model.onnx"), "model.onnx")
-        predictor = load_onnx(file, device)
-        if is_outdated(file):
-            print(f"{file}: older than best.pt in its folder, export again", file=sys.stderr)
-        return predictor
+        return load_onnx(file, device)
     return load_torch(path or find_checkpoint(outputs), pick_device(device))
 
 

@@ -6,7 +6,7 @@ putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, TH
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image
 from scipy import ndimage
 from torch import Tensor
 
@@ -17,8 +17,6 @@ from app.inference.strokes import EIGHT_NEIGHBOURS, MIN_CONTRAST, Digit, find_di
 SIDE = 28  # pixels of an MNIST image
 BOX = 20  # pixels of the longer side of a digit in it
 CENTRE = 14  # pixel index of a digit's centre of mass in it
-FINE = 8  # oversampling of the box when the stroke width is measured
-MIN_STROKE = 2  # width in pixels of the box; MNIST's median is 2.4
 WORKING_SIDE = 512  # pixels; larger pictures are reduced
 FAINT = 130  # of 255, contrast of a digit; below, it is compared with the opposite shade
 STRONGER = 1.4  # minimum contrast of a digit in the opposite shade, in contrasts of the faint one
@@ -47,7 +45,7 @@ def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
     As Fashion-MNIST's images were made (Xiao, Rasul & Vollgraf, arXiv 1708.07747, section 2).
     """
     background = np.median(border(gray))
-    small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
+    small = np.asarray(_fit(Image.fromarray(gray), SIDE), dtype=np.float64)
     if np.ptp(small) < MIN_CONTRAST:
         return None
     framed = np.full((SIDE, SIDE), background)
@@ -102,19 +100,17 @@ def _is_inverted(gray: Gray, invert: bool | None) -> bool:
 def _crop(digit: Digit) -> Ink:
     """Crop to the strokes of a digit and scale their ink to 0 to 1."""
     (box,) = ndimage.find_objects(digit.strokes.view(np.uint8), 1)
-    ink, strokes, others = digit.ink[box], digit.strokes[box], digit.others[box]
+    ink, strokes = digit.ink[box], digit.strokes[box]
     noise = np.percentile(digit.ink[digit.ink < digit.threshold], 90)
     full = np.percentile(ink[strokes], 90)
-    if others.any():
-        around = ndimage.binary_dilation(others, EIGHT_NEIGHBOURS, 3)
-        ink = np.where(around & ~ndimage.binary_dilation(strokes, EIGHT_NEIGHBOURS), noise, ink)
+    ink = np.where(ndimage.binary_dilation(strokes, EIGHT_NEIGHBOURS, 3), ink, noise)  # other ink
     return np.clip((ink - noise) / (full - noise), 0, 1)
 
 
 def _frame(ink: Ink) -> Gray:
     """Scale a digit into the box and put its centre of mass into the centre."""
-    image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
-    digit = np.asarray(_fit(image, BOX, enlarge=True), dtype=np.float64)
+    image = Image.fromarray((ink * 255).round().astype(np.uint8))
+    digit = np.asarray(_fit(image, BOX), dtype=np.float64)
     digit *= 255 / digit.max()
     framed = np.zeros((SIDE, SIDE), np.uint8)
     top, left = (
@@ -125,21 +121,7 @@ def _frame(ink: Ink) -> Gray:
     return framed
 
 
-def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
+def _fit(image: Image.Image, side: int) -> Image.Image:
     scale = side / max(image.size)
-    if scale > 1 and not enlarge:
-        return image
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.LANCZOS)
-
-
-def _thicken(image: Image.Image) -> Image.Image:
-    """Dilate thin strokes, which would fade when they are scaled to the box."""
-    scale = max(image.size) / BOX
-    strokes = np.asarray(image) > 127
-    area, inner = strokes.sum(), ndimage.binary_erosion(strokes).sum()
-    width = 2 * area / max(1, int(area - inner))  # a long stroke has two edges
-    grow = int((MIN_STROKE * scale - width) / 2)
-    if grow < 1:
-        return image
-    return ImageOps.expand(image, grow).filter(ImageFilter.MaxFilter(2 * grow + 1))

@@ -14,13 +14,8 @@ Floats = NDArray[np.float64]
 MIN_CONTRAST = 20  # of 255, between ink and background; below: blank
 WIDEST_STROKE = 0.35  # of the longer side of the picture
 MIN_CLOSING = 7  # side in pixels
-CLOSING = 2  # side of the closing, in stroke widths
-NARROWER = 0.7  # maximum side of the next closing, as a share of the side of the one before
 SHADOW = 0.9  # a removed region is a shadow if its ink is at most this share of the strokes' ink
 MIN_ELONGATION = 2.3  # length of a stroke in its widths; a shorter part is a dot or a blot
-# minimum distance between strokes on a sheet, in stroke widths; below, the sheet is the inside of
-# an 8 in chalk
-MIN_SPACING = 2
 MIN_LENGTH = 1 / 16  # of the longer side of the picture, if there are longer strokes
 MAX_FRAMES = 64  # candidates, the longest parts
 ENCLOSED = 0.45  # minimum length of a digit in a frame, as a share of the frame's shorter side
@@ -65,8 +60,6 @@ class Digit(NamedTuple):
     ink: Ink
     threshold: float
     strokes: Mask
-    others: Mask  # ink that does not belong to it
-    pen: float  # stroke width in pixels
     is_cut: bool  # at the edge of the sheet or the picture
 
     @property
@@ -76,19 +69,15 @@ class Digit(NamedTuple):
 
 
 def find_digit(surface: Surface) -> Digit | None:
-    """Return the digit on a surface; None: there is none.
-
-    Repeat with closings of the measured stroke width: the narrowest removes the most shadow.
-    """
+    """Return the digit on a surface; None: there is none."""
     side = max(MIN_CLOSING, round(WIDEST_STROKE * max(surface.gray.shape)))
-    found = _find_strokes(surface, side)
-    if found is None:
-        return None
-    while (narrower := max(MIN_CLOSING, round(CLOSING * found.pen))) < NARROWER * side:
-        side, finer = narrower, _find_strokes(surface, narrower)
-        if finer is None or _loses_ink(found, finer):
-            break
-        found = finer
+    ink = ink_of(surface, side | 1)
+    found = _strokes_above(otsu(ink), ink, surface)
+    if found is not None and found.is_cut:
+        # a band of shadow across the picture: the ink in it is darker
+        darker = _strokes_above(otsu(ink[found.strokes]), ink, surface)
+        if darker is not None and not darker.is_cut and not _loses_ink(found, darker):
+            return darker
     return found
 
 
@@ -99,17 +88,6 @@ def _loses_ink(digit: Digit, part: Digit) -> bool:
     if not lost.any() or not kept.any():
         return bool(lost.any())
     return bool(digit.ink[lost].mean() > SHADOW * digit.ink[kept].mean())
-
-
-def _find_strokes(surface: Surface, side: int) -> Digit | None:
-    ink = ink_of(surface, side | 1)
-    found = _strokes_above(otsu(ink), ink, surface)
-    if found is not None and found.is_cut:
-        # a band of shadow across the picture: the ink in it is darker
-        darker = _strokes_above(otsu(ink[found.strokes]), ink, surface)
-        if darker is not None and not darker.is_cut and not _loses_ink(found, darker):
-            return darker
-    return found
 
 
 def _strokes_above(threshold: float, ink: Ink, surface: Surface) -> Digit | None:
@@ -123,9 +101,7 @@ def _strokes_above(threshold: float, ink: Ink, surface: Surface) -> Digit | None
     if main is None:
         return None
     kept = np.concatenate([[False], _belongs(parts, main)])[labels]
-    return Digit(
-        ink, threshold, kept, strokes & ~kept, float(parts.pen[main]), bool(parts.is_cut[main])
-    )
+    return Digit(ink, threshold, kept, bool(parts.is_cut[main]))
 
 
 def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> Parts:
@@ -145,7 +121,7 @@ def _choose(parts: Parts, surface: Surface) -> int | None:
     """Return the part with the longest stroke; apply each rule only if it leaves a candidate."""
     possible = parts.length >= MIN_ELONGATION * parts.pen
     if surface.is_sheet:
-        possible &= ~parts.is_cut & (MIN_SPACING * parts.pen <= _spacing(parts, surface))
+        possible &= ~parts.is_cut
     if not possible.any():
         return None
     is_long = parts.length >= MIN_LENGTH * max(surface.gray.shape)
@@ -153,13 +129,6 @@ def _choose(parts: Parts, surface: Surface) -> int | None:
         if (possible & rule).any():
             possible &= rule
     return int(np.where(possible, parts.edge, 0).argmax())
-
-
-def _spacing(parts: Parts, surface: Surface) -> float:
-    """Return the mean width of the background between the strokes and the edges of a sheet."""
-    inside = surface.inside
-    edge = np.count_nonzero(edge_of(inside)) + parts.edge.sum()
-    return float(2 * (np.count_nonzero(inside) - parts.area.sum()) / edge)
 
 
 def _is_frame(parts: Parts, strokes: Bools) -> Bools:

@@ -4,10 +4,10 @@ import csv
 import io
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from app.config.errors import writing
 
@@ -29,19 +29,6 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     finally:
         with suppress(OSError):  # missing after the rename or on a read-only file system
             temporary.unlink()
-
-
-def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`."""
-    for name, content in files.items():
-        write_atomically(folder / name, content)
-        print(f"wrote {folder / name}", file=log)
-
-
-def remove_temporaries(path: Path) -> None:
-    """Remove the temporary files of writers of `path` that were killed."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)
 
 
 def csv_text(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

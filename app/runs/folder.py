@@ -2,20 +2,21 @@
 
 import dataclasses
 import errno
+import fcntl
 import fnmatch
 import functools
 import json
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.contents import RunSettings, Summary
@@ -27,10 +28,8 @@ CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
-MARKER = Path(".hydra", "lock.pid")
 # Errors of flock on file systems without locks, such as some NFS mounts.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-WEB_SETTINGS = "network.json"  # marks a folder for web servers (app.export_onnx web=true)
 SUMMARY = "summary.json"
 MAX_TEXT = 2**16  # bytes of a file of settings or results
 REMEDIES = {  # hint for a missing file
@@ -67,27 +66,21 @@ def create_run_folder(cfg: TrainConfig, launch: str = "", folder: Path | None = 
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the run in `folder`, or raise a UserError if another process holds it.
 
-    A file system without locks has a file `MARKER` instead, which names the process; one of a dead
-    process of this machine is void.
+    A file system without locks has none.
     """
-    lock: BaseFileLock = FileLock(folder / LOCK, fallback_to_soft=False)
-    reason = f"resume={folder}: the run is going on in another process"
-    with writing(folder):
+    with writing(folder), ExitStack() as stack:
+        file = stack.enter_context((folder / LOCK).open("a"))
         try:
-            try:
-                lock.acquire(blocking=False)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                lock = SoftFileLock(folder / MARKER)
-                reason += f" (if that was killed on another machine, delete {folder / MARKER})"
-                lock.acquire(timeout=0.2, poll_interval=0.05)  # again after deleting a void file
-        except Timeout as error:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = f"resume={folder}: the run is going on in another process"
             raise UserError(reason) from error
-    try:
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        held = stack.pop_all()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def start_time(folder: Path) -> float:
@@ -122,22 +115,18 @@ def _describe(root: Path) -> str:
 
 
 def find_files(root: Path, name: str) -> Iterator[Path]:
-    """Yield the files `name` (may be a pattern) at any depth under `root`, without web copies."""
+    """Yield the files `name` (may be a pattern) at any depth under `root`."""
     for folder, _, files in os.walk(root):  # skips a folder that is deleted meanwhile
-        if WEB_SETTINGS not in files:
-            yield from (Path(folder, file) for file in fnmatch.filter(files, name))
+        yield from (Path(folder, file) for file in fnmatch.filter(files, name))
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
     """Sort files by the start of their run, newest first, then others; leave out missing ones."""
-    oldest: dict[Path, int] = {}
-    present = []
+    times = {}
     for path in files:
         with suppress(FileNotFoundError, NotADirectoryError):
-            time = path.stat().st_mtime_ns
-            oldest[path.parent] = min(oldest.get(path.parent, time), time)
-            present.append(path)
-    return sorted(present, key=lambda path: (-start_time(path.parent), -oldest[path.parent]))
+            times[path] = (start_time(path.parent), path.stat().st_mtime_ns)
+    return sorted(times, key=lambda path: times[path], reverse=True)
 
 
 def find_run(resume: str, outputs: str) -> Path:
@@ -182,6 +171,8 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
         except OSError as error:
             raise UserError(f"{key}={file}: cannot be read: {error.strerror}") from error
         return file
+    if file.exists():  # reading a named pipe would wait for a writer
+        raise UserError(f"{key}={file}: not a regular file")
     if file == path:
         raise UserError(f"{key}={path}: no such file")
     runs = newest_first(find_files(path, name))
@@ -189,14 +180,6 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     if name == "best.pt" and (last := path / "last.pt").is_file():
         hint = f"did you mean {key}={last}?"
     raise UserError(f"{key}={path}: no {name} in this folder, {hint}")
-
-
-def is_outdated(path: Path) -> bool:
-    """Return whether an exported file is older than `best.pt` in its folder."""
-    with suppress(FileNotFoundError):
-        latest = path.stat().st_mtime + 2  # seconds: copying may shift times
-        return path.with_name("best.pt").stat().st_mtime > latest
-    return False
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -227,18 +210,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     The status is unfinished if the run is going on or was killed, or if the file is damaged.
     """
     path, unfinished = folder / SUMMARY, {"status": "unfinished"}
+    if not path.is_file():
+        return unfinished
     try:
         return unfinished | _read(path, json.loads, Summary)
     except UserError as error:
-        if not is_gone(error):
-            remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
-            warn_once(f"{error}; {remedy}")
+        remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
+        warn_once(f"{error}; {remedy}")
         return unfinished
-
-
-def is_gone(error: UserError) -> bool:
-    """Return whether `error` is that of a file that is missing."""
-    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 @functools.cache
@@ -261,7 +240,12 @@ def _read(path: Path, parse: Callable[[str], Any], schema: type[Any]) -> dict[st
 
 
 def _read_text(path: Path) -> str:
-    """Return a text in UTF-8; raise a ValueError if it has more than `MAX_TEXT` bytes."""
+    """Return a text in UTF-8; raise a ValueError if it has more than `MAX_TEXT` bytes.
+
+    Raise a ValueError for named pipes and devices, which may have no end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("not a regular file")
     with path.open("rb") as file:
         content = file.read(MAX_TEXT + 1)
     if len(content) > MAX_TEXT:

@@ -1,8 +1,6 @@
-"""Curves of a run: TensorBoard events and JSON lines."""
+"""Curves of a run for TensorBoard."""
 
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,9 +15,8 @@ from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import writing
 from app.config.schema import format_value
-from app.runs.files import write_atomically
 
-EVENTS, METRICS = "events.out.tfevents.*", "metrics.jsonl"
+EVENTS = "events.out.tfevents.*"
 
 
 @contextmanager
@@ -34,25 +31,20 @@ def quiet_writer_thread() -> Iterator[None]:
 
 
 class Tracker:
-    """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
+    """The curves of a run; points after `step` are purged.
 
-    Points after `step` are purged, and so is `metrics.jsonl` after `size` bytes, which `flush`
-    returned at that step. All methods except `close` raise a WriteError on failure.
+    All methods except `close` raise a WriteError on failure.
     """
 
-    def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
+    def __init__(self, folder: str | Path, step: int = 0) -> None:
         self._folder = Path(folder)
         with writing(self._folder):
-            path = self._folder / METRICS
-            write_atomically(path, lines_before(path, size))  # leaves the target of a link alone
-            self._lines = path.open("a")
             renumber_events(self._folder)
             self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to each named curve, and a line with all values to `metrics.jsonl`."""
+        """Add a point to each named curve."""
         with writing(self._folder):
-            self._lines.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
@@ -71,30 +63,18 @@ class Tracker:
             for part in hparams(settings, dict(results)):
                 self._writer._get_file_writer().add_summary(part, 0)
 
-    def flush(self) -> int:
-        """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""
+    def flush(self) -> None:
+        """Write everything to the disk."""
         with writing(self._folder):
-            self._lines.flush()
-            os.fsync(self._lines.fileno())
             self._writer.flush()
             for path in self._folder.glob(EVENTS):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            return self._lines.tell()
 
     def close(self) -> None:
         """Close the files; ignore errors, which `flush` has raised before."""
-        for file in (self._lines, self._writer):
-            with suppress(OSError):
-                file.close()
-
-
-def lines_before(path: Path, size: int) -> bytes:
-    """Return the whole lines in the first `size` bytes of a file; warn if it has fewer bytes."""
-    content = path.read_bytes()[:size] if path.is_file() else b""
-    if len(content) < size:
-        print(f"WARNING: {path}: lines before the checkpoint are missing", file=sys.stderr)
-    return content[: content.rfind(b"\n") + 1]
+        with suppress(OSError):
+            self._writer.close()
 
 
 def renumber_events(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,11 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from app.config.environment import read_torchrun
+from app.config.environment import Torchrun, read_torchrun
 from app.config.errors import RunError, UserError, one_line, to_run_error
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds from a signal until unfinished steps mean a lost peer
+# seconds from a signal until unfinished steps mean a lost peer; until a wait is announced
+PATIENCE = 5.0
 POLL_SECONDS = 1e-4
 
 
@@ -161,12 +163,45 @@ def _join() -> World:
     started = read_torchrun()
     launch = f"{started.run_id} {socket.gethostname()} {os.getppid()}" if started.run_id else ""
     if started.size > 1:
-        from torch import distributed
-        from torch.distributed.rendezvous import rendezvous
-
-        store, rank, size = next(rendezvous("env://"))
-        # after a restart the store still has the addresses of dead processes
-        store = distributed.PrefixStore(f"start {started.restarts}", store)  # type: ignore[attr-defined]
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+        host = os.environ["MASTER_ADDR"]
+        try:  # torch would try for half an hour
+            socket.getaddrinfo(host, started.port)
+        except (OSError, UnicodeError) as error:
+            raise UserError(f"MASTER_ADDR={host}: cannot be resolved") from error
+        waiting = f"rank {started.rank}: waiting for {started.size} processes at "
+        call_in_thread(lambda: _init_process_group(started), f"{waiting}{host}:{started.port}")
     return World(started.rank, started.size, started.restarts, launch)
+
+
+def _init_process_group(started: Torchrun) -> None:
+    from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    # after a restart the store still has the addresses of dead processes
+    store = distributed.PrefixStore(f"start {started.restarts}", store)  # type: ignore[attr-defined]
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def call_in_thread(function: Callable[[], None], waiting: str) -> None:
+    """Call a function that blocks in C++ in a thread: waiting for a thread, Python handles signals.
+
+    Print `waiting` on stderr if it takes longer than `PATIENCE` seconds.
+    """
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        print(waiting, file=sys.stderr, flush=True)
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -33,7 +33,10 @@ def expected_failures(run: "Run | None" = None) -> Iterator[None]:
                 batch_size = f"trainer.batch_size={run.schedule.batch_size}"
                 message += f" on {run.device} with {batch_size}: try a smaller one"
         elif isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
-            message = f"lost the connection to another process {when}: {reason}".removesuffix(": ")
+            message = (
+                "lost the connection to another process" if run else "no connection to the others"
+            )
+            message = f"{message} {when}: {reason}".removesuffix(": ")
         else:
             raise
         raise RunError(f"{message} ({last_checkpoint(run)})" if run else message) from error
@@ -49,7 +52,8 @@ def not_finite(run: "Run", what: str, step: int) -> RunError:
     """Return the RunError for non-finite values at `step`, with the setting to change."""
     rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
     # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
-    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
+    lr = run.cfg.optim.lr
+    setting = "weight_decay" if lr * decay > 2 and decay > lr else "lr"
     return RunError(
         f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
         f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"

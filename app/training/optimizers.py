@@ -1,4 +1,4 @@
-"""Muon, AdamW, one-cycle learning rate, EMA weight, and loss scaling for float16."""
+"""Muon, AdamW, one-cycle learning rate, EMA weight."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,11 +25,8 @@ class AdamW:
         self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
 
     @torch.no_grad()
-    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """Update the parameters, then set their gradients to None.
-
-        If `overflow`, float32 [], is 1, skip the update, without synchronising the device.
-        """
+    def step(self, lr: float | Tensor) -> None:
+        """Update the parameters, then set their gradients to None."""
         adamw(
             self.parameters,
             gradients(self.parameters),
@@ -38,7 +35,6 @@ class AdamW:
             [],
             self.steps,
             fused=True,
-            found_inf=overflow,
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
@@ -77,17 +73,12 @@ class Muon:
         )
 
     @torch.no_grad()
-    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+    def step(self, lr: float | Tensor) -> None:
         """See `AdamW.step`."""
-        self.others.step(lr, overflow)
-        share: float | Tensor = 1 - self.momentum
-        if overflow is not None:
-            lr, share = lr * (1 - overflow), share * (1 - overflow)
+        self.others.step(lr)
         for stack in self.stacks:
             gradient = stack.gradients()
-            if overflow is not None:
-                gradient.masked_fill_(overflow == 1, 0.0)
-            stack.momentum.lerp_(gradient, share)
+            stack.momentum.lerp_(gradient, 1 - self.momentum)
             update = orthogonalize(gradient.lerp_(stack.momentum, self.momentum).squeeze(0))
             update = update * (stack.scale * lr)
             torch._foreach_mul_(stack.weights, 1 - lr * self.weight_decay)
@@ -159,28 +150,6 @@ def _newton_schulz(gram: Tensor) -> Tensor:
 
 
 OPTIMIZERS: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
-
-
-class LossScale:
-    """`torch.amp.GradScaler` with its state on the device, so that no call synchronises."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.scale = torch.full((), 2.0**16, device=device)
-        self.growth = torch.zeros((), dtype=torch.int32, device=device)
-        self.overflow = torch.zeros((), device=device)
-
-    @torch.no_grad()
-    def unscale(self, gradients: list[Tensor]) -> Tensor:
-        """Divide the gradients by the scale; return float32 []: 1 if any is non-finite, else 0."""
-        self.overflow.zero_()
-        inverse = self.scale.reciprocal()
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.overflow, inverse)
-        torch._amp_update_scale_(self.scale, self.growth, self.overflow, 2.0, 0.5, 2000)
-        return self.overflow
-
-    def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return the state, without copying its tensors."""
-        return {"scale": [self.scale, self.growth]}
 
 
 @torch.no_grad()

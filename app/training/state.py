@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from app.config.contents import DataDescription, TrainingData
-from app.config.device import CpuThreads, pick_device
+from app.config.device import choose_threads, pick_device
 from app.config.errors import UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
-from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
     LAUNCH,
     NON_HYPERPARAMETERS,
-    SUMMARY,
     create_run_folder,
     find_run,
     find_runs,
@@ -36,7 +34,7 @@ from app.training.failures import not_finite
 from app.training.step import Schedule, TrainStep
 
 # Fields of Run in last.pt.
-COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
+COUNTERS = ("step", "epoch", "best", "images", "seconds")
 # Remedies for damaged and missing checkpoints of a run to resume.
 START_OVER = f"move {LAST} and {BEST} out of this folder to start over"
 COPY_LAST = f"restore it, or copy {LAST} to {BEST} to go on with the network of {LAST}"
@@ -53,7 +51,6 @@ class Run:
     data: Dataset  # the data set, on `device`
     train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
-    threads: CpuThreads
     folder: Path
     step: int = 0  # completed steps
     epoch: int = 0  # completed epochs, validation included
@@ -62,7 +59,6 @@ class Run:
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
     # TrainStep.statistics of the completed steps of this epoch, reduced over all processes
     statistics: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
-    log_size: int = 0  # size of `metrics.jsonl` in bytes at the last checkpoint
 
     @property
     def schedule(self) -> Schedule:
@@ -112,8 +108,8 @@ def start(
         model.double()
     train_step = resources.enter_context(closing(TrainStep(model, data, cfg, device, world)))
     resources.push(lambda error, *_: world.abort() if error else None)  # before it is closed
-    threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
-    run = Run(cfg, world, data, train_step, device, threads, folder or Path())
+    choose_threads(device, saved.training.get("threads", 0) if saved else 0)
+    run = Run(cfg, world, data, train_step, device, folder or Path())
     if saved:
         restore(run, saved)
     if not folder:
@@ -143,13 +139,11 @@ def find_state(
     resources.enter_context(locked(folder))
     summary = read_summary(folder)
     finished = summary["status"] == "finished"
-    saved = load_to_resume(folder / LAST, required=not finished)
+    saved = None if finished else load_to_resume(folder / LAST)
     cfg = load_config(folder, cfg, saved, typed)
     if finished:
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
-    for name in (LAST, BEST, SUMMARY):
-        remove_temporaries(folder / name)
     accuracy = saved.training.get("best") if saved else None
     if saved and not (isinstance(accuracy, float) and accuracy >= 0):  # before the first validation
         return cfg, folder, saved
@@ -164,15 +158,11 @@ def find_state(
     return cfg, folder, saved
 
 
-def load_to_resume(
-    path: Path, required: bool = True, remedy: str = START_OVER
-) -> Checkpoint | None:
-    """Load a checkpoint of a run to resume; None if it is missing, or damaged and not required."""
+def load_to_resume(path: Path, remedy: str = START_OVER) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing."""
     try:
         return load_checkpoint(path, "resume") if path.is_file() else None
     except UserError as error:
-        if not required:
-            return None
         raise UserError(f"{error}; {remedy}") from error
 
 

@@ -18,14 +18,12 @@ from app.data.transforms import normalize, warp
 from app.training.distributed import World
 from app.training.optimizers import (
     OPTIMIZERS,
-    LossScale,
     copy_into,
     ema_weight,
     gradients,
     one_cycle,
 )
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS, NORM = 0, 2  # columns of TrainStep.statistics
 WARM_UP = 3  # steps before a capture; cuBLAS and cuDNN load kernels in the first ones
 
@@ -69,8 +67,6 @@ class TrainStep:
         self.optimizer = OPTIMIZERS[cfg.optim.name](model.parameters(), cfg.optim.weight_decay)
         world.replicate(self.optimizer.parameters)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
-        self.dtype = AUTOCAST.get(cfg.trainer.precision)
-        self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         captured = device.type == "cuda" and cfg.trainer.compile is not False
         self._stream = torch.cuda.Stream(device) if captured else None
         self._forward: Callable[[Tensor], Tensor] = model
@@ -130,20 +126,19 @@ class TrainStep:
         lr, ema = self._rates.index_select(0, self._index)[0]
 
         smoothing = self.cfg.optim.label_smoothing
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+        autocast = self.cfg.trainer.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
             logits = self._forward(inputs.to(self.optimizer.parameters[0].dtype))
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        scale, overflow, parameters = self.loss_scale, None, self.optimizer.parameters
-        (loss * scale.scale if scale else loss).backward()
+        parameters = self.optimizer.parameters
+        loss.backward()
         self.world.average(gradients(parameters))
-        if scale:
-            overflow = scale.unscale(gradients(parameters))
 
         with torch.no_grad():
             norms = torch._foreach_norm(gradients(parameters))
             norm = torch.linalg.vector_norm(torch.stack(norms))
             correct = (logits.argmax(1) == labels).sum()
-            self.optimizer.step(lr, overflow)
+            self.optimizer.step(lr)
             if self.average is not None:
                 averages: list[Tensor] = list(self.average.parameters())
                 moves = list(torch._foreach_sub(parameters, averages))
@@ -188,10 +183,5 @@ class TrainStep:
         copy_into(tree_leaves(own), tree_leaves(state))
 
     def _state(self) -> dict[str, Any]:
-        parts = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "average": self.average,
-            "loss_scale": self.loss_scale,
-        }
+        parts = {"model": self.model, "optimizer": self.optimizer, "average": self.average}
         return {name: part.state_dict() for name, part in parts.items() if part is not None}

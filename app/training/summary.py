@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from app.config.device import describe
+from app.config.errors import one_line
 from app.config.schema import counted
 from app.inference.metrics import Predictions, score
 from app.inference.predictor import predict_logits
@@ -19,31 +21,39 @@ from app.runs.tracker import Tracker
 from app.training.state import Run
 
 
-def test(run: Run, tracker: Tracker) -> dict[str, Any]:
-    """Test `best.pt` on the test images; log and return loss and accuracy.
-
-    Also log pictures, and settings and final metrics for the HParams tab.
-    """
-    from app.inference.plots import draw_confusion, draw_mistakes  # late: imports Pillow
-
+def test(run: Run) -> tuple[Tensor, dict[str, Any]]:
+    """Test `best.pt` on the test images; return logits, and loss and accuracy by name."""
     data = run.data
     model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, data.test.images, data.mean, data.std)
     loss, accuracy = score(logits, data.test.labels)
-    predictions = Predictions.of(data.classes, data.test.labels, logits)
-    mistakes = draw_mistakes(predictions, data.test.images.cpu())
-    tracker.picture("confusion_matrix", draw_confusion(predictions), run.step)
-    tracker.picture("mistakes", mistakes, run.step)
-    results = {"test_loss": loss, "test_accuracy": accuracy}
-    values = {"loss/test": loss, "accuracy/test": accuracy}
+    return logits, {"test_loss": loss, "test_accuracy": accuracy}
+
+
+def log_results(run: Run, tracker: Tracker, logits: Tensor, results: dict[str, Any]) -> None:
+    """Log the test, pictures of it, and settings and metrics for the HParams tab.
+
+    On failure print a warning: `summary.json` has the results. It is written before, so that a run
+    that is killed in between is not tested and logged again.
+    """
+    values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
     numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
-    tracker.scalars(run.step, values | numbers)
     settings = {
         key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
     }
-    tracker.settings(settings, numbers)
-    tracker.flush()
-    return results
+    predictions = Predictions.of(run.data.classes, run.data.test.labels, logits)
+    try:
+        tracker.scalars(run.step, values | numbers)
+        tracker.settings(settings, numbers)
+        from app.inference.plots import draw_confusion, draw_mistakes  # late: imports Pillow
+
+        tracker.picture("confusion_matrix", draw_confusion(predictions), run.step)
+        mistakes = draw_mistakes(predictions, run.data.test.images.cpu())
+        tracker.picture("mistakes", mistakes, run.step)
+        tracker.flush()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        print(f"WARNING: results are missing in TensorBoard: {reason}", file=sys.stderr)
 
 
 def metrics(run: Run) -> dict[str, Any]:

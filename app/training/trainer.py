@@ -27,11 +27,11 @@ from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
     format_summary,
+    log_results,
     summarize,
     test,
 )
 
-WINDOW = 25  # steps between adjustments of the number of CPU threads
 # steps between all-reduces of the interrupt and checkpoint flags; 1 with trainer.compile=false
 ALL_REDUCE_EVERY = 50
 
@@ -64,7 +64,7 @@ def train(
             return {}
         print(describe_run(run), flush=True)
         stack.enter_context(quiet_writer_thread())
-        tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
+        tracker = stack.enter_context(closing(Tracker(run.folder, run.step)))
         return run_rank_0(run, tracker, started - run.seconds)  # training before a resume
 
 
@@ -74,7 +74,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with expected_failures(run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
-            results = test(run, tracker)
+            logits, results = test(run)
             seconds = time.perf_counter() - started
             summary = summarize(run, "finished", **results, seconds=seconds)
     except (KeyboardInterrupt, BrokenPipeError) as error:
@@ -88,6 +88,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "failed", error=one_line(error))
         raise
+    log_results(run, tracker, logits, results)
     print(format_summary(run, summary), flush=True)
     return summary
 
@@ -156,13 +157,10 @@ def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> b
     saved_step, saved_time = run.step, time.monotonic()
     # eager steps fill the queue of the GPU, where the host would wait for a lost peer for ever
     every = 1 if trainer.compile is False else ALL_REDUCE_EVERY
-    run.threads.begin()
     while True:
         run.train_step.take()
         run.step += 1
         bar.update()
-        if (run.step - saved_step) % WINDOW == 0:
-            run.threads.adapt()
         if run.step == end:
             return False
         due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False
@@ -186,9 +184,7 @@ def fetch_statistics(run: Run, interrupted: Callable[[], bool]) -> None:
 
 def check_finite(run: Run, done: int) -> None:
     """Raise RunError for a non-finite loss or gradient in the epoch's steps after `done`."""
-    # fp16 skips steps with overflowing gradients
-    kinds = [LOSS] if run.train_step.loss_scale else [LOSS, NORM]
-    is_finite = run.statistics[done:, kinds].isfinite().all(1)
+    is_finite = run.statistics[done:, [LOSS, NORM]].isfinite().all(1)
     if is_finite.all():
         return
     index = done + int(is_finite.int().argmin())  # of the first
@@ -198,27 +194,24 @@ def check_finite(run: Run, done: int) -> None:
 
 
 def log_statistics(run: Run, tracker: Tracker, done: int) -> None:
-    """Log the epoch's steps after `done`: means over `log_every` steps, fewer at its end.
-
-    The mean norm omits the steps that fp16 skipped.
-    """
+    """Log the epoch's steps after `done`: means over `log_every` steps, fewer at its end."""
     every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
     begin = run.epoch * count
     for stop in range(done + 1, len(run.statistics) + 1):
         if stop % every and stop < count:
             continue
         window = run.statistics[(stop - 1) // every * every : stop].double()
-        rate = run.schedule.rate(begin + stop - 1)
-        values = {"loss/train": window[:, LOSS].mean().item(), "learning_rate": rate}
-        norms = window[:, NORM][window[:, NORM].isfinite()]
-        if len(norms):
-            values["gradient_norm"] = norms.mean().item()
+        values = {
+            "loss/train": window[:, LOSS].mean().item(),
+            "learning_rate": run.schedule.rate(begin + stop - 1),
+            "gradient_norm": window[:, NORM].mean().item(),
+        }
         tracker.scalars(begin + stop, values)
 
 
 def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
-    """Flush the curves, then write `last.pt`, which records their size."""
-    run.log_size = tracker.flush()
+    """Flush the curves, then write `last.pt`."""
+    tracker.flush()
     save(run, LAST, **metrics)
 
 

@@ -1,114 +1,92 @@
-"""Predict the picture of a request; feature maps of a network's first layers."""
+"""Predict a drawing; pictures of the network's input and of its first feature maps."""
 
 import base64
 import io
 import math
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
 from app.config.errors import UserError
-from app.inference.image_io import Gray, read_gray
+from app.inference.image_io import Gray
 from app.inference.predictor import TorchPredictor, check_finite
 from app.inference.preprocess import frame
 from app.models import ACTIVATIONS, ConvNet, LLTMClassifier
 from app.web.networks import load_network
-from ops import MaxPool2d, NCReLU
 
-MAX_PIXELS = 4096 * 4096  # per picture; a small PNG file may decompress to gigabytes
 NAMES = {layer: name for name, layer in ACTIVATIONS.items()}
+ZERO, POSITIVE, NEGATIVE = np.array([[255, 255, 255], [201, 84, 8], [18, 89, 168]])  # RGB
+CONTRAST = 0.7  # exponent: makes small values visible
+COLUMNS = 6  # of feature maps, at least: NCReLU's positive half is above its negative half
 
 
-def read_picture(body: bytes) -> Gray:
-    """Read the picture of a request: a PNG file, or the gray bytes of a square drawing.
-
-    Raise a UserError if the body is neither, or the picture too large.
-    """
-    if body.startswith(b"\x89PNG"):
-        return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
+def read_drawing(body: bytes) -> Gray:
+    """Return the gray bytes of a square drawing as [H, W]; raise a UserError for other bodies."""
     side = math.isqrt(len(body))
     if not body or side**2 != len(body):
-        raise UserError("not a PNG picture, and not the gray bytes of a square")
+        raise UserError("not the gray bytes of a square")
     return np.frombuffer(body, np.uint8).reshape(side, side)
 
 
-def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
-    """Predict a picture with the network in `path`, framed as in `python -m app.predict`.
+def predict_drawing(path: Path, gray: Gray) -> dict[str, Any]:
+    """Predict a drawing with the checkpoint in `path`, framed as in `python -m app.predict`.
 
-    `image` is the input in base64; an exported file has no `maps`, a blank picture no prediction.
+    Return pairs (class, probability) and (title, picture as a data URL); none for a blank drawing.
     Raise a UserError if the network cannot be used.
     """
-    network, start = load_network(path), time.perf_counter()
+    network = load_network(path)
     image = frame(gray, network.data.name)
-    between = time.perf_counter()
-    result: dict[str, Any] = {"classes": network.data.classes, "class": None, "probabilities": None}
-    result |= {"image": None, "maps": None}
-    if image is not None:
-        if isinstance(network, TorchPredictor):
-            logits, result["maps"] = predict_with_maps(network, image[None])
-            check_finite(logits)
-        else:
-            logits = network.logits(image[None])
-        probabilities = logits[0].softmax(0)
-        result["class"] = network.data.classes[int(probabilities.argmax())]
-        result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]
-        result["image"] = base64.b64encode(image.numpy().tobytes()).decode()
-    end = time.perf_counter()
-    result["milliseconds"] = {
-        "framing": round(1e3 * (between - start), 2),
-        "network": round(1e3 * (end - between), 2),
+    if image is None:
+        return {"probabilities": [], "pictures": []}
+    logits, maps = predict_with_maps(network, image[None])
+    shares = [round(value, 5) for value in check_finite(logits)[0].softmax(0).tolist()]
+    pictures = {"28 × 28, as the network gets it": image[0].numpy()}
+    pictures |= {title: draw_maps(values.numpy()) for title, values in maps.items()}
+    return {
+        "probabilities": list(zip(network.data.classes, shares, strict=True)),
+        "pictures": [(title, to_url(pixels)) for title, pixels in pictures.items()],
     }
-    return result
 
 
 @torch.inference_mode()
-def predict_with_maps(
-    network: TorchPredictor, images: Tensor
-) -> tuple[Tensor, list[dict[str, Any]]]:
+def predict_with_maps(network: TorchPredictor, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
 
     Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
-    the state after each row.
+    the state after each row. Maps are [count, H, W].
     """
     module, output = network.module, network.normalize(images)
     if isinstance(module, LLTMClassifier):
         states, _ = module.rows(output[:1].squeeze(1))
-        return network.logits(images), [_encode("State after each row", states, states)]
-    module = cast(ConvNet, module)
-    layers = list(module.features)
-    first = next(index for index, layer in enumerate(layers) if type(layer) in NAMES)
-    pooled, maps = any(isinstance(layer, MaxPool2d) for layer in layers[:first]), []
-    for index, layer in enumerate(layers):
+        return network.logits(images), {"State after each row": states}
+    module, maps = cast(ConvNet, module), {}
+    for index, layer in enumerate(module.features):
         output = layer(output)
         if index == 0:
-            maps.append(_encode("First convolution", output[0], output[0]))
-        if index == first:
-            maps += _activation_maps(layer, output[0], "pooling and " if pooled else "")
+            maps["First convolution"] = output[0]
+        if type(layer) in NAMES and len(maps) == 1:
+            maps[f"First {NAMES[type(layer)]}"] = output[0]
     return module.classifier(output), maps
 
 
-def _activation_maps(layer: nn.Module, values: Tensor, before: str) -> list[dict[str, Any]]:
-    if isinstance(layer, NCReLU):
-        positive, negative = values.chunk(2)
-        return [
-            _encode("Positive half", positive, values),
-            _encode("Negative half", negative, values),
-        ]
-    return [_encode(f"After {before}{NAMES[type(layer)]}", values, values)]
+def draw_maps(maps: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Draw maps [count, H, W] in rows, in colours from NEGATIVE over ZERO to POSITIVE: RGB."""
+    columns = min(len(maps), max(COLUMNS, math.ceil(math.sqrt(2 * len(maps)))))
+    rows = -(-len(maps) // columns)
+    maps = np.pad(maps, ((0, rows * columns - len(maps)), (1, 1), (1, 1)))
+    maps = np.concatenate([np.concatenate([*row], 1) for row in np.split(maps, rows)])[..., None]
+    share = (np.abs(maps) / max(float(np.abs(maps).max()), 1e-12)) ** CONTRAST
+    colours = ZERO + share * (np.where(maps > 0, POSITIVE, NEGATIVE) - ZERO)
+    return colours.round().astype(np.uint8)
 
 
-def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
-    """Quantise maps float32 [count, H, W] to int8, in units of max|`scale`| / 127."""
-    count, height, width = maps.shape
-    scaled = (maps * (127 / scale.abs().max().clamp(min=1e-12))).round().to(torch.int8)
-    return {
-        "title": title,
-        "count": count,
-        "height": height,
-        "width": width,
-        "values": base64.b64encode(scaled.numpy().tobytes()).decode(),
-    }
+def to_url(pixels: NDArray[np.uint8]) -> str:
+    """Return a picture, gray [H, W] or RGB [H, W, 3], as the data URL of a PNG."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

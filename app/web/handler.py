@@ -1,29 +1,30 @@
 """HTTP requests of the page: its files, the list of networks, predictions."""
 
-import dataclasses
 import ipaddress
 import json
+import re
 import socket
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import SimpleHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from app.config.errors import UserError
-from app.web.answer import predict_picture, read_picture
-from app.web.networks import find_networks
+from app.config.errors import UserError, is_out_of_memory
+from app.web.answer import predict_drawing, read_drawing
+from app.web.networks import find_networks, title_of
 
 if TYPE_CHECKING:
     from app.web.server import Server
 
-PAGE = Path(__file__).parent / "page"
+PAGE = {f"/{path.name}": path for path in (Path(__file__).parent / "page").iterdir()}
 MAX_BODY = 2**20  # bytes
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -33,22 +34,20 @@ HEADERS = {
 }
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """A connection.
 
-    Errors are answered by a JSON object with the key `error`. Requests with a foreign Host header
-    (DNS rebinding) or a foreign Origin header (other sites) are refused.
+    Errors are answered by a JSON object with the key `error` and close the connection. Requests
+    with a foreign Host header (DNS rebinding) or a foreign Origin header (other sites) are refused.
     """
 
     server: "Server"
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # has a status line also in answers to unknown versions
     server_version, sys_version = "lenet-ops", ""
     disable_nagle_algorithm = True  # or an answer waits 40 ms
-    timeout = 60  # seconds until an idle connection is closed
+    timeout = 5  # seconds until an idle connection is closed
     body = b""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, directory=str(PAGE))
 
     def parse_request(self) -> bool:
         """Parse the headers and read the body; return whether the request is to be answered.
@@ -58,8 +57,7 @@ class Handler(SimpleHTTPRequestHandler):
         if not super().parse_request():
             return False
         length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
-            self.close_connection = True
+        if not re.fullmatch("[0-9]{1,15}", length) or "Transfer-Encoding" in self.headers:
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return False
         self.body = self.rfile.read(min(int(length), MAX_BODY))
@@ -68,8 +66,7 @@ class Handler(SimpleHTTPRequestHandler):
             unread -= len(part)
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if unread:
-            self.close_connection = True
-            self.server.warn("a client aborted its upload")
+            self.close_connection = True  # the client aborted its upload
         elif not is_own(host, self.server.host):
             self.send_error(HTTPStatus.FORBIDDEN, f"Host: {host}: not this server's name")
         elif origin not in (None, f"http://{host}"):
@@ -83,28 +80,33 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer the list of networks or a file of the page."""
-        path = urlsplit(self.path).path
+        path, _, _ = self.path.partition("?")
         if path == "/api/networks":
             self.server.networks = find_networks(self.server.outputs, self.server.first)
-            listed = map(dataclasses.asdict, self.server.networks.values())
-            self.send_json([{key: it[key] for key in it if key != "path"} for it in listed])
+            networks = self.server.networks.items()
+            self.send_json([{"id": id, "title": title_of(path)} for id, path in networks])
         elif path == "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
+        elif file := PAGE.get("/index.html" if path == "/" else path):
+            self.send(file.read_bytes(), str(guess_type(file)[0]))
         else:
-            super().do_GET()
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:
         """Answer a prediction."""
-        address = urlsplit(self.path)
-        id = dict(parse_qsl(address.query)).get("network", "")
-        if address.path != "/api/predict":
+        path, _, query = self.path.partition("?")
+        id = dict(parse_qsl(query)).get("network", "")
+        network = self.server.networks.get(id)  # they may be replaced meanwhile
+        if path != "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
-        elif id not in self.server.networks:
+        elif network is None:
             self.send_error(HTTPStatus.NOT_FOUND, f"network={id}: not one of /api/networks")
         else:
-            gray = read_picture(self.body)
+            gray = read_drawing(self.body)
             with self.server.predicting:
-                answer = predict_picture(self.server.networks[id].path, gray)
+                answer = predict_drawing(network, gray)
             self.send_json(answer)
 
     def handle_one_request(self) -> None:
@@ -113,7 +115,10 @@ class Handler(SimpleHTTPRequestHandler):
             super().handle_one_request()
         except UserError as error:
             self.send_error(HTTPStatus.BAD_REQUEST, str(error))
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "out of memory")
+                return
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
             raise
 
@@ -123,19 +128,18 @@ class Handler(SimpleHTTPRequestHandler):
 
     def send_json(self, value: Any, code: int = HTTPStatus.OK) -> None:
         """Send a value as JSON."""
-        content = json.dumps(value).encode()
+        self.send(json.dumps(value).encode(), "application/json", code)
+
+    def send(self, content: bytes, kind: str, code: int = HTTPStatus.OK) -> None:
+        """Send a response; after an error the rest of the stream may not be a request."""
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        headers = {"Content-Type": kind, "Content-Length": str(len(content))}
+        headers |= {"Connection": "close"} if code >= HTTPStatus.BAD_REQUEST else {}
+        for name, value in (headers | HEADERS).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
-
-    def end_headers(self) -> None:
-        """Send the headers, with `HEADERS`."""
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        super().end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Log no requests."""
@@ -147,7 +151,8 @@ def is_own(host: str, listened: str) -> bool:
     `listened` is the address that the server listens on.
     """
     with suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname or "", parts.port  # raises for a port that is none
         if name in LOOPBACK or name == listened.lower():
             return True
         if listened not in LOOPBACK:

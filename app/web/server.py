@@ -1,13 +1,12 @@
 """The server of `python -m app.draw`: one page and a JSON API."""
 
-import errno
 import os
 import socket
 import sys
 import threading
-import time
 import webbrowser
-from http.server import ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import torch
@@ -15,47 +14,29 @@ import torch
 from app.config.errors import UserError
 from app.config.schema import DrawConfig
 from app.web.handler import Handler
-from app.web.networks import Entry, find_networks, load_network
+from app.web.networks import find_networks, load_network
 
 DEFAULT_PORT = 8000
-PAUSE = 10.0  # seconds between equal warnings
 
 
-class Server(ThreadingHTTPServer):
-    """The server on the socket `listener`, with a thread for each connection."""
+class Server(ThreadingTCPServer):
+    """A server on `port`, with a thread for each connection; raise an OSError if that fails."""
 
-    def __init__(
-        self, cfg: DrawConfig, networks: dict[str, Entry], listener: socket.socket
-    ) -> None:
+    # not HTTPServer, which asks for the host's name: that may take seconds
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, cfg: DrawConfig, networks: dict[str, Path], port: int) -> None:
         self.networks = networks  # by id
         self.host, self.outputs, self.first = cfg.host, cfg.outputs, cfg.checkpoint
         self.predicting = threading.Lock()  # one core: a second does not speed up a single image
-        self._warned: dict[str, float] = {}  # time of each warning
-        super().__init__(listener.getsockname()[:2], Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-
-    def get_request(self) -> Any:
-        """Accept a connection; at the limit of open files wait a second."""
-        try:
-            return super().get_request()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.warn("too many open files: new connections wait until others are closed")
-                time.sleep(1)
-            raise
+        self.address_family, *_ = socket.getaddrinfo(cfg.host, None, type=socket.SOCK_STREAM)[0]
+        super().__init__((cfg.host, port), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print a traceback, except for connections that the client has closed."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        """Print a traceback, except for connections that were closed, by the client or Ctrl-C."""
+        if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
-
-    def warn(self, line: str) -> None:
-        """Print a warning on stderr, unless it was printed within `PAUSE`."""
-        now = time.monotonic()
-        if now >= self._warned.get(line, -PAUSE) + PAUSE:
-            self._warned[line] = now
-            print(f"WARNING: {line}", file=sys.stderr, flush=True)
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -64,31 +45,30 @@ def serve(cfg: DrawConfig) -> None:
     Raise a UserError if the first network or the port cannot be used.
     """
     torch.set_num_threads(1)
-    entries = find_networks(cfg.outputs, cfg.checkpoint)
-    load_network(next(iter(entries.values())).path)  # cached before the first request
-    server = Server(cfg, entries, listen(cfg.host, cfg.port))
+    networks = find_networks(cfg.outputs, cfg.checkpoint)
+    load_network(next(iter(networks.values())))  # cached before the first request
+    server = listen(cfg, networks)
     address = url(cfg.host, server.server_address[1])
     print(f"draw a digit at {address} (Ctrl-C ends)", flush=True)
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if cfg.open and has_screen:  # its request waits in the listener's queue
+    if cfg.open and has_screen:  # its request waits in the queue
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    server.serve_forever()
-
-
-def listen(host: str, port: int | None) -> socket.socket:
-    """Listen on `port`; None: 8000 or, if taken, a free one. Raise a UserError if that fails."""
-    named = f"host={host}" if port is None else f"host={host} port={port}"
     try:
-        family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        server.serve_forever()
+    finally:  # Python aborts if a thread computes at exit
+        server.predicting.acquire(timeout=5)
+
+
+def listen(cfg: DrawConfig, networks: dict[str, Path]) -> Server:
+    """Listen on `cfg.port`; None: 8000 or, if taken, a free one. Raise a UserError on failure."""
+    ports = (DEFAULT_PORT, 0) if cfg.port is None else (cfg.port,)
+    for port in ports:
         try:
-            chosen = DEFAULT_PORT if port is None else port
-            return socket.create_server((host, chosen), family=family)
-        except OSError:
-            if port is not None:
-                raise
-            return socket.create_server((host, 0), family=family)
-    except OSError as error:
-        raise UserError(f"{named}: cannot be listened on: {error.strerror}") from error
+            return Server(cfg, networks, port)
+        except OSError as error:
+            failure = error
+    named = f"host={cfg.host}" + ("" if cfg.port is None else f" port={cfg.port}")
+    raise UserError(f"{named}: cannot be listened on: {failure.strerror}") from failure
 
 
 def url(host: str, port: int) -> str:

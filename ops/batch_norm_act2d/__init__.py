@@ -75,6 +75,8 @@ def batch_norm_act2d(
     check.boolean(_NAME, "training", training)
     if not training:
         _check_image(input)
+        if running_mean is None or running_var is None:
+            raise RuntimeError(f"{_NAME}: running_mean and running_var are needed unless training")
         normal = F.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
         return ACTIVATIONS[activation](normal)
     if (running_mean is None) != (running_var is None):
@@ -90,7 +92,14 @@ def _check_image(input: Tensor) -> None:
 
 def _check_values(input: Tensor, *args: Any) -> None:
     _check_image(input)
-    eps = args[3]
+    weight, bias, _, eps, mean, var, _ = args
+    parts = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
+    for name, x in parts.items():
+        if x is not None and x.shape != input.shape[1:2]:
+            raise RuntimeError(
+                f"{_NAME}: {name} must have shape [{input.shape[1]}], one value per channel of "
+                f"input {list(input.shape)}, got {list(x.shape)}"
+            )
     if input.numel() == input.shape[1]:
         raise ValueError(
             f"{_NAME}: input must have more than 1 value per channel, got {list(input.shape)}"

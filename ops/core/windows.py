@@ -43,9 +43,12 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
     return first, second
 
 
-def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
-    """Apply :func:`pair` to each argument."""
-    return [pair(op, name, value) for name, value in arguments.items()]
+def pairs(layer: str, **arguments: Size) -> list[tuple[int, int]]:
+    """Apply :func:`pair` to arguments of a layer; a ValueError, as in torch.nn, if out of range."""
+    try:
+        return [pair(layer, name, value) for name, value in arguments.items()]
+    except RuntimeError as error:
+        raise ValueError(*error.args) from None
 
 
 def check_image(op: str, x: Tensor, name: str = "input") -> None:

@@ -21,6 +21,7 @@ _conv = torch.ops.lenet_ops.depthwise_conv1d.default
 _conv_backward = torch.ops.lenet_ops.depthwise_conv1d_backward.default
 
 Padding = int | tuple[int, int] | str
+_PADDINGS = 'an int, a pair of ints, "same" or "causal"'
 
 
 def depthwise_conv1d(
@@ -89,7 +90,7 @@ def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[in
     if padding == "causal":
         return total, 0
     if padding != "same":
-        raise RuntimeError(f'{_NAME}: padding must be "same" or "causal", got {padding!r}')
+        raise RuntimeError(f"{_NAME}: padding must be {_PADDINGS}, got {padding!r}")
     if stride != 1:
         raise RuntimeError(f'{_NAME}: padding="same" needs stride 1, got {stride}')
     return total // 2, total - total // 2
@@ -142,7 +143,7 @@ class DepthwiseConv1d(nn.Conv1d):
         _is_silu(name, activation)
         sides = padding
         if not isinstance(padding, str):
-            sides = windows.pair(name, "padding", padding)
+            (sides,) = windows.pairs(name, padding=padding)
         super().__init__(
             channels,
             channels,
@@ -156,7 +157,7 @@ class DepthwiseConv1d(nn.Conv1d):
             dtype=dtype,
         )
         if isinstance(sides, str) and sides not in ("same", "causal"):
-            raise ValueError(f'{name}: padding must be "same" or "causal", got {padding!r}')
+            raise ValueError(f"{name}: padding must be {_PADDINGS}, got {padding!r}")
         self.padding: Any = sides
         self.activation = activation
 

@@ -80,10 +80,14 @@ def export_onnx(
     check.integer("export_onnx", "opset_version", opset_version)
     if not LEAST_OPSET <= opset_version <= newest:
         raise ValueError(f"opset_version={opset_version}: choose from {LEAST_OPSET} to {newest}")
+    axes = dynamic_axes or {}
+    if not (isinstance(axes, Mapping) and all(isinstance(it, Mapping) for it in axes.values())):
+        wanted = "{input or output name: {axis: name}}"
+        raise TypeError(f"export_onnx: dynamic_axes must be {wanted}, got {dynamic_axes!r}")
     names = [*input_names, *output_names]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"input_names, output_names: {', '.join(sorted(twice))} is given twice")
-    if unknown := set(dynamic_axes or ()) - set(names):
+    if unknown := set(axes) - set(names):
         raise ValueError(
             f"dynamic_axes: no input or output is named {', '.join(sorted(unknown))}, "
             f"there are {', '.join(sorted(names))}"
@@ -98,7 +102,7 @@ def export_onnx(
     model = export(
         module,
         args,
-        dynamic_axes or {},
+        axes,
         opset_version=min(max(opset_version, least), most),
         input_names=list(input_names),
         output_names=list(output_names),

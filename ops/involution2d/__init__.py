@@ -89,8 +89,7 @@ class Involution2d(nn.Module):
         ):
             check.positive(name, key, value)
         self.channels = channels
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
-        self.stride = windows.pair(name, "stride", stride)
+        self.kernel_size, self.stride = windows.pairs(name, kernel_size=kernel_size, stride=stride)
         self.group_channels = group_channels
         self.reduction_ratio = reduction_ratio
         if channels % group_channels:

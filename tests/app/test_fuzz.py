@@ -18,7 +18,7 @@ from app.config.schema import ExportConfig, LeNetConfig, LLTMConfig, TrainConfig
 from app.export.graph import build_graph
 from app.inference.onnx_runtime import load_onnx
 from app.inference.predictor import load_torch
-from app.runs.compare import find_entries, group_runs, table, to_csv
+from app.runs.compare import find_entries, group_runs, table
 from app.runs.folder import CONFIG, SUMMARY, create_run_folder, find_checkpoint
 from app.training.state import load_config
 from app.web.networks import find_networks
@@ -123,9 +123,8 @@ def read_run(folder):
     """Read a run folder as app.report, app.draw and resume= do."""
     outputs = folder.parents[1]
     assert find_checkpoint(outputs) and find_networks(outputs)
-    groups = group_runs(entries := find_entries(outputs))
-    for text in (table(groups), to_csv(entries)):
-        assert all(line.isprintable() for line in text.splitlines())
+    text = table(group_runs(find_entries(outputs)))
+    assert all(line.isprintable() for line in text.splitlines())
     load_config(folder, TrainConfig(), None, {})
 
 

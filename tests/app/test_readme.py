@@ -11,6 +11,7 @@ from app.config.schema import (
     ExportConfig,
     PredictConfig,
     Pt2Config,
+    ReportConfig,
     TrainConfig,
     format_value,
 )
@@ -46,6 +47,7 @@ def test_defaults_in_the_table(commands, key, default):
         "export_onnx": ExportConfig,
         "export_pt2": Pt2Config,
         "draw": DrawConfig,
+        "report": ReportConfig,
     }
     for command in commands:
         value = schemas[command]()

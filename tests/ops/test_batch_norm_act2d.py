@@ -242,6 +242,16 @@ def test_wrong_settings(arguments, raises, says):
         batch_norm_act2d(image((2, 3, 4, 4)), **settings)
 
 
+def test_other_channels_than_those_of_the_layer_raise():
+    layer, x = BatchNormAct2d(3), image((2, 4, 5, 5))
+    with pytest.raises(
+        RuntimeError, match=r"^batch_norm_act2d: weight .* of input \[2, 4, 5, 5\],"
+    ):
+        layer(x)
+    with pytest.raises(RuntimeError, match=r"^batch_norm_act2d: running_mean and running_var are"):
+        batch_norm_act2d(x, None, None)
+
+
 def test_stopped_tracking_keeps_the_count():
     ours, theirs = layers(4, "relu")
     for layer in (ours, theirs):

@@ -305,9 +305,13 @@ def test_layer(arguments, text):
     [
         ((4, 0), ValueError, "kernel_size must be at least 1, got 0"),
         ((4, (3, 3)), TypeError, "kernel_size must be int, not tuple"),
-        ((4, 3, 1, "valid"), ValueError, 'padding must be "same" or "causal", got \'valid\''),
+        (
+            (4, 3, 1, "valid"),
+            ValueError,
+            'an int, a pair of ints, "same" or "causal", got \'valid\'',
+        ),
         ((4, 3, 2, "same"), ValueError, "padding='same' is not supported for strided"),
-        ((4, 3, 1, -1), RuntimeError, "padding must be at least 0, got -1"),
+        ((4, 3, 1, -1), ValueError, "padding must be at least 0, got -1"),
         ((4, 3, 1, 0, 1, 1), TypeError, "bias must be bool, not int"),
         ((4, 3, 1, 0, 1, True, "relu"), ValueError, 'activation must be None or "silu", got'),
     ],

@@ -221,6 +221,9 @@ def test_wrong_arguments(settings, says):
 def test_wrong_types():
     with pytest.raises(TypeError, match="opset_version must be int, not str"):
         export_onnx(nn.Identity(), (torch.zeros(1),), opset_version="18")
+    for axes in ([1], {"input": 0}, {"input": [0]}):
+        with pytest.raises(TypeError, match=r"dynamic_axes must be \{input or .* got "):
+            export_onnx(nn.Identity(), (torch.zeros(1),), dynamic_axes=axes)
 
 
 @pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])

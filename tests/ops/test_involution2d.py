@@ -122,10 +122,10 @@ def test_repr():
     [
         ((0, 3), ValueError, ("channels", "at least 1", "0")),
         ((16.0, 3), TypeError, ("channels", "int", "float")),
-        ((16, 0), RuntimeError, ("kernel_size", "at least 1", "0")),
+        ((16, 0), ValueError, ("kernel_size", "at least 1", "0")),
         ((16, 4), ValueError, ("kernel_size", "odd", "4")),
         ((16, "same"), TypeError, ("kernel_size", "pair", "'same'")),
-        ((16, 3, 0), RuntimeError, ("stride", "at least 1", "0")),
+        ((16, 3, 0), ValueError, ("stride", "at least 1", "0")),
         ((24, 3), ValueError, ("group_channels", "divide", "24", "16")),
         ((16, 3, 1, 0), ValueError, ("group_channels", "at least 1", "0")),
         ((16, 3, 1, 16, 0), ValueError, ("reduction_ratio", "at least 1", "0")),

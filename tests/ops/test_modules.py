@@ -29,6 +29,20 @@ def typical_input(op):
     return inputs(op.cases[0], torch.float32)[0]
 
 
+@pytest.mark.parametrize(
+    ("layer", "arguments"),
+    [
+        *((ops.DepthwiseConv2d, it) for it in ((0, 3), (4, 0), (4, 3, 0), (4, 3, 1, -1))),
+        *((ops.DepthwiseConv1d, it) for it in ((0, 3), (4, 0), (4, 3, 0), (4, 3, 1, -1))),
+        *((ops.Involution2d, it) for it in ((0, 3), (16, 0), (16, 3, 0))),
+        *((ops.MaxPool2d, it) for it in ((0,), (2, 0), (2, 2, -1))),
+    ],
+)
+def test_value_out_of_range_is_a_value_error(layer, arguments):
+    with pytest.raises(ValueError, match=rf"^{layer.__name__}: \w+ must be at least [01], got "):
+        layer(*arguments)
+
+
 def assert_equal(actual, expected):
     for a, e in zip(as_tuple(actual), as_tuple(expected), strict=True):
         assert torch.equal(a, e)
@@ -163,9 +177,9 @@ def test_repr():
     ("arguments", "raises", "says"),
     [
         ((0, 3), ValueError, ("channels", "at least 1", "0")),
-        ((3, 0), RuntimeError, ("kernel_size", "at least 1", "0")),
-        ((3, 3, 0), RuntimeError, ("stride", "at least 1", "0")),
-        ((3, 3, 1, -1), RuntimeError, ("padding", "at least 0", "-1")),
+        ((3, 0), ValueError, ("kernel_size", "at least 1", "0")),
+        ((3, 3, 0), ValueError, ("stride", "at least 1", "0")),
+        ((3, 3, 1, -1), ValueError, ("padding", "at least 0", "-1")),
         ((3, "same"), TypeError, ("kernel_size", "pair", "'same'")),
         ((3.0, 3), TypeError, ("channels", "int", "float")),
     ],

@@ -1,72 +1,136 @@
-// Connects the drawing and the answers to it.
+// Draws strokes, sends each new drawing to the server, shows the answer.
 
-import { request, TAKES_PICTURES } from "./api.js";
-import { Drawing, isEmpty } from "./drawing.js";
-import { Panel } from "./panel.js";
-
-const LARGEST = 512; // pixels along a picture's longer side, as the server gets it
+const SIDE = 140; // pixels of the drawing that the server gets
+const PEN = 0.075; // width of a stroke, as a share of the side
+const NO_ANSWER = "The server does not answer. Is it still running?";
 
 const part = (id) => document.getElementById(id);
-const drawing = new Drawing(part("drawing"));
-let panel = null;
-let snapshot = { version: 0, body: null };
+const canvas = part("drawing");
+const small = new OffscreenCanvas(SIDE, SIDE).getContext("2d", { willReadFrequently: true });
+let strokes = []; // of points [x, y], in units of the side
+let isDown = false;
+let isBusy = false;
 
-async function showPicture(file) {
-  try {
-    const whole = await createImageBitmap(file);
-    const scale = Math.min(1, LARGEST / Math.max(whole.width, whole.height));
-    const size = [whole.width, whole.height].map((length) => Math.max(1, Math.round(length * scale)));
-    const canvas = new OffscreenCanvas(...size);
-    canvas.getContext("2d").drawImage(whole, 0, 0, ...size);
-    const png = await canvas.convertToBlob({ type: "image/png" });
-    drawing.show({ picture: canvas, png });
-  } catch {
-    part("message").textContent = `${file.name || "That"} is not a picture that this browser reads.`;
+function paint(context, ground, ink) {
+  const side = context.canvas.width;
+  context.fillStyle = ground;
+  context.fillRect(0, 0, side, side);
+  context.lineCap = context.lineJoin = "round";
+  context.lineWidth = PEN * side;
+  context.strokeStyle = ink;
+  for (const stroke of strokes) {
+    const points = stroke.map(([x, y]) => [x * side, y * side]);
+    let last = points[0];
+    context.beginPath();
+    context.moveTo(...last);
+    for (const point of points) {
+      context.quadraticCurveTo(...last, (last[0] + point[0]) / 2, (last[1] + point[1]) / 2);
+      last = point;
+    }
+    context.lineTo(...last); // a single point becomes a dot
+    context.stroke();
   }
 }
 
-drawing.addEventListener("change", () => {
-  const empty = isEmpty(drawing.state);
-  part("hint").hidden = !empty;
-  part("clear").disabled = empty;
-  part("undo").disabled = !drawing.canUndo;
-  part("message").textContent = "";
-  const version = snapshot.version + 1; // each answer names that of its drawing
-  snapshot = { version, body: empty ? null : (drawing.state.png ?? drawing.toGray()) };
-  document.body.dataset.version = version;
-  panel?.show(snapshot);
-});
-drawing.addEventListener("pen", ({ detail: down }) => {
-  part("pen").textContent = down ? "Pen down" : "Pen up";
-});
-part("clear").addEventListener("click", () => drawing.clear());
-part("undo").addEventListener("click", () => drawing.undo());
-document.addEventListener("keydown", (event) => {
-  if (event.target.closest("select, input") || event.altKey) return;
-  const command = event.ctrlKey || event.metaKey;
-  if (command && !event.shiftKey && event.key.toLowerCase() === "z") drawing.undo();
-  else if (!command && event.key.toLowerCase() === "c") drawing.clear();
-  else return;
-  event.preventDefault();
-});
-if (TAKES_PICTURES) {
-  const showFirst = ({ files }) => files.length && showPicture(files[0]);
-  part("open").hidden = part("paste").hidden = false;
-  part("picture").addEventListener("change", ({ target }) => {
-    showFirst(target);
-    target.value = ""; // so that the same file can be opened again
-  });
-  document.addEventListener("dragover", (event) => event.preventDefault());
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    showFirst(event.dataTransfer);
-  });
-  document.addEventListener("paste", ({ clipboardData }) => showFirst(clipboardData));
+// Return the drawing as bytes of gray, bright on black.
+function toGray() {
+  paint(small, "black", "white");
+  const { data } = small.getImageData(0, 0, SIDE, SIDE);
+  return new Uint8Array(new Uint32Array(data.buffer)); // of each pixel the first byte
 }
 
+function pointOf(event) {
+  const box = canvas.getBoundingClientRect();
+  return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+}
+
+function changed() {
+  document.body.dataset.version = Number(document.body.dataset.version) + 1;
+  part("undo").disabled = part("clear").disabled = strokes.length === 0;
+  answer();
+  paint(canvas.getContext("2d"), "white", "black");
+}
+
+async function request(path, body) {
+  const response = await fetch(`api/${path}`, { method: body ? "POST" : "GET", body }).catch(() => {
+    throw new Error(NO_ANSWER);
+  });
+  const value = await response.json();
+  if (!response.ok) throw new Error(value.error);
+  return value;
+}
+
+// Only the newest drawing is sent while an answer is on its way.
+async function answer() {
+  if (isBusy) return;
+  isBusy = true;
+  const output = part("digit");
+  while (output.dataset.version !== document.body.dataset.version) {
+    const { version } = document.body.dataset;
+    const path = `predict?${new URLSearchParams({ network: part("network").value })}`;
+    try {
+      show(strokes.length ? await request(path, toGray()) : { probabilities: [], pictures: [] });
+      part("message").textContent = "";
+    } catch (error) {
+      part("message").textContent = error.message;
+    }
+    output.dataset.version = version;
+  }
+  isBusy = false;
+}
+
+function show({ probabilities, pictures }) {
+  const [best, share] = probabilities.toSorted((one, other) => other[1] - one[1])[0] ?? [""];
+  if (part("digit").textContent !== best) part("digit").textContent = best; // read aloud
+  part("digit").className = best.length > 1 ? "word" : "";
+  update(part("bars"), "li", probabilities, (bar, [name, value]) => {
+    const text = `${(100 * value).toFixed(1)}%`;
+    bar.replaceChildren(name, Object.assign(document.createElement("span"), { textContent: text }));
+    bar.classList.toggle("best", value === share);
+    bar.style.setProperty("--share", text);
+  });
+  update(part("pictures"), "figure", pictures, (figure, [title, source]) => {
+    if (!figure.firstChild) figure.append(...["img", "figcaption"].map((it) => document.createElement(it)));
+    Object.assign(figure.firstChild, { src: source, alt: title }); // a new element would flicker
+    figure.lastChild.textContent = title;
+  });
+}
+
+// Fill one child of `parent` for each value.
+function update(parent, tag, values, fill) {
+  while (parent.children.length > values.length) parent.lastChild.remove();
+  while (parent.children.length < values.length) parent.append(document.createElement(tag));
+  values.forEach((value, index) => fill(parent.children[index], value));
+}
+
+canvas.addEventListener("pointerdown", (event) => {
+  if (!event.isPrimary || event.button !== 0) return;
+  if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
+  isDown = true;
+  strokes.push([pointOf(event)]);
+  changed();
+});
+canvas.addEventListener("pointermove", (event) => {
+  if (!isDown || !event.isPrimary) return;
+  const events = event.getCoalescedEvents?.() ?? [];
+  strokes.at(-1).push(...(events.length ? events : [event]).map(pointOf));
+  changed();
+});
+for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (isDown = false));
+part("undo").addEventListener("click", () => {
+  strokes.pop();
+  changed();
+});
+part("clear").addEventListener("click", () => {
+  strokes = [];
+  changed();
+});
+part("network").addEventListener("change", changed);
+
 try {
-  panel = new Panel(document.querySelector(".panel"), await request("networks"));
-  panel.show(snapshot);
+  const networks = await request("networks");
+  part("network").append(...networks.map(({ id, title }) => new Option(title, id)));
+  changed();
   document.body.dataset.ready = "true";
 } catch (error) {
   part("message").textContent = error.message;

@@ -77,8 +77,8 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("model.act=[1,2]", "model.act=[1, 2]: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("optim.lr=-1", "optim.lr=-1: Input should be greater than 0\n"),
         ("trainer.epochs=1.5", "trainer.epochs=1.5: Input should be a valid integer\n"),
-        ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', True or False\n"),
-        ("seed=1\n2", "seed=1\\n2: Input should be a valid integer\n"),
+        ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', true or false\n"),
+        ("seed=1\n2", "seed=1\\n2: cannot be parsed, a quote or bracket may be open\n"),
         ("trainer=5", "trainer=5: Input should be a dictionary or an instance of TrainerConfig"),
         ("epochs=3", "epochs: unknown key, did you mean trainer.epochs?\n"),
         ("lr=0.1", "lr: unknown key, did you mean optim.lr?\n"),
@@ -94,16 +94,16 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("device=cuda:1.0", "device=cuda:1.0: Input should be auto, cpu, cuda or cuda:N\n"),
         ("data.root=' '", "data.root= : Input should not be blank\n"),
         ("trainer.epochs", "trainer.epochs: expected KEY=VALUE (--help lists the keys)\n"),
-        ("model.act=[a", "model.act=[a: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
-        ("optim.lr=[1", "optim.lr=[1: Input should be a valid number\n"),
+        ("model.act=[a", "model.act=[a: cannot be parsed, a quote or bracket may be open\n"),
+        ("optim.lr=[1", "optim.lr=[1: cannot be parsed, a quote or bracket may be open\n"),
         ("seed='1", "seed='1: cannot be parsed, a quote or bracket may be open\n"),
         ("~model", "~model: expected KEY=VALUE (--help lists the keys)\n"),
         ("~seed=1", "~seed=1: expected KEY=VALUE (--help lists the keys)\n"),
         ("hydra.run.dir=x", "hydra.run.dir=x: use outputs=FOLDER, the parent of the run folders\n"),
         ("data.root=${nowhere}", "data.root: Interpolation key 'nowhere' not found\n"),
-        ("seed=1,2", "seed=1,2: is a list of values, add -m for a run with each\n"),
-        ("recipe=fast,best", "recipe=fast,best: is a list of values, add -m for a run with each\n"),
-        ("seed=range(0,3)", "seed=range(0,3): is a list of values, add -m for a run with each\n"),
+        ("seed=1,2", "Ambiguous value for argument 'seed=1,2' 1. To use it as a list"),
+        ("recipe=fast,best", "Ambiguous value for argument 'recipe=fast,best' 1. "),
+        ("seed=range(0,3)", "Sweep parameters 'seed=range(0,3)' requires --multirun\n"),
         ("=1", "=1: expected KEY=VALUE (--help lists the keys)\n"),
         ("hydra.verbose=5", "hydra.verbose=5: "),
         ("--experimental-rerun=", "unrecognized arguments: --experimental-rerun= (--help shows"),
@@ -200,6 +200,11 @@ def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, ove
     assert list(tmp_path.iterdir()) == []
 
 
+def test_key_that_is_set_twice_raises(main, capsys):
+    assert main("seed=1", "device=cpu", "+seed=2") == 2
+    assert capsys.readouterr().err == "error: seed=1 +seed=2: set seed once\n"
+
+
 def test_flags_may_stand_between_settings(main):
     seen = []
     assert main("model.act=gelu", "-m", "seed=1,2", task=seen.append) == 0
@@ -247,7 +252,7 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     ("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops (sources)")]
 )
 def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
-    monkeypatch.setattr("app.config.options.package_version", lambda: version)
+    monkeypatch.setattr("app.config.arguments.package_version", lambda: version)
     assert main("--version") == 0
     assert capsys.readouterr() == (f"{line}\n", "")
 

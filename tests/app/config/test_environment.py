@@ -31,16 +31,31 @@ def environment(monkeypatch):
         ({"WORLD_SIZE": ""}, f"WORLD_SIZE=: {INTEGER}"),
         ({"WORLD_SIZE": "2.5"}, f"WORLD_SIZE=2.5: {INTEGER}"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: Input should be greater than or equal to 1"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: needs RANK, too (torchrun sets them)"),
         (
             {"WORLD_SIZE": "2", "RANK": "0"},
-            "WORLD_SIZE=2: needs MASTER_ADDR, too (torchrun sets them)",
+            "WORLD_SIZE=2: needs MASTER_ADDR, MASTER_PORT, too (torchrun sets them)",
         ),
-        ({"RANK": "3"}, "RANK=3: should be less than WORLD_SIZE=1 (torchrun sets them)"),
+        (
+            {"RANK": "3"},
+            "RANK=3: needs WORLD_SIZE, MASTER_ADDR, MASTER_PORT, too (torchrun sets them)",
+        ),
+        (
+            {"RANK": "3", "WORLD_SIZE": "1"},
+            "RANK=3: should be less than WORLD_SIZE=1 (torchrun sets them)",
+        ),
         (TORCHRUN | {"RANK": "2"}, "RANK=2: should be less than WORLD_SIZE=2 (torchrun sets them)"),
         ({"RANK": "-1"}, "RANK=-1: Input should be greater than or equal to 0"),
         (TORCHRUN | {"MASTER_PORT": "x"}, f"MASTER_PORT=x: {INTEGER}"),
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000: Input should be less than 65536"),
+        (
+            TORCHRUN | {"MASTER_PORT": "0"},
+            "MASTER_PORT=0: Input should be greater than or equal to 1",
+        ),
+        (
+            TORCHRUN | {"MASTER_ADDR": "nosuch.invalid"},
+            "MASTER_ADDR=nosuch.invalid: cannot be resolved",
+        ),
+        (TORCHRUN | {"MASTER_ADDR": "a..b"}, "MASTER_ADDR=a..b: cannot be resolved"),
         ({"LOCAL_RANK": "x"}, f"LOCAL_RANK=x: {INTEGER}"),
         (
             {"TORCHELASTIC_RESTART_COUNT": "x"},

@@ -5,11 +5,11 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from app.config import process
-from app.config.process import handle_signals, interrupt_after_grace
+from app.config.process import handle_signals
 from tests.app.config.test_cli import run_command
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -43,7 +43,7 @@ def test_any_name_can_be_printed(tmp_path, encoding):
     done = run_code(code, tmp_path, PYTHONIOENCODING=encoding, LC_ALL="C.UTF-8")
     assert (done.returncode, done.stderr) == (0, b"")
     first, second = done.stdout.splitlines()
-    assert second.startswith(b"file-\xff ")
+    assert second.startswith(rb"file-\udcff ")
     assert first.startswith(
         {"ascii": rb"file-\xe4-\xb1 \u2603", "latin-1": "file-ä-± ".encode("latin-1")}.get(
             encoding, "file-ä-± ☃".encode()
@@ -101,6 +101,34 @@ def test_closed_terminal_interrupts(tmp_path):
     assert process.wait(timeout=20) == 130
 
 
+@pytest.mark.parametrize("milliseconds", [1, 10, 70, 200])
+def test_two_signals_are_one_interrupt(milliseconds):
+    """GNU timeout sends two; the second one may arrive while Python exits, here for 0.3 s."""
+    code = "import atexit, time; atexit.register(time.sleep, 0.3); print('ready', flush=True); "
+    code = f"from app.config.process import exit_codes\nwith exit_codes(): {code}time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(milliseconds / 1000)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, b"interrupted\n")
+
+
+def test_signal_after_the_last_line_changes_nothing(tmp_path):
+    """Python restores the default handlers of signals when it exits."""
+    code = "from app.config.process import exit_codes\nwith exit_codes(): print('done')\n"
+    code += "class Slow:\n  def __del__(self, wait=__import__('time').sleep): wait(0.5)\nx = Slow()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"done\n"
+    time.sleep(0.2)  # in the destructor
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ignored_signals_stay_ignored(number):
     before = handle_signals()
@@ -111,21 +139,3 @@ def test_ignored_signals_stay_ignored(number):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def test_another_signal_ends_the_grace(monkeypatch):
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(process.time, "sleep", sleep)
-    previous = handle_signals(interrupt_after_grace)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    assert waits == [process.GRACE]

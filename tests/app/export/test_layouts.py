@@ -1,4 +1,4 @@
-"""Export layouts, the default exporter, and the folder for a static web server."""
+"""Export layouts, and the default exporter."""
 
 import json
 from dataclasses import replace
@@ -45,22 +45,3 @@ def test_default_exporter_without_torchscript_is_dynamo(monkeypatch):
     monkeypatch.delattr(torch.onnx, "register_custom_op_symbolic")
     assert exporter(cfg) == "dynamo"
     assert exporter(replace(cfg, exporter="symbolic")) == "symbolic"
-
-
-@pytest.mark.parametrize("runtime", ["./ort/", "https://host.example/ort"])
-def test_web_folder_is_complete(make_run, capsys, runtime):
-    folder = make_run("gelu")
-    export(ExportConfig(checkpoint=str(folder), layout="function", web=True, web_runtime=runtime))
-    web = folder / "web"
-    names = {path.name for path in web.iterdir()}
-    page = (web / "index.html").read_text()
-    scripts = "".join(path.read_text() for path in web.glob("*.js"))
-    for name in ("style.css", "main.js", "icon.svg"):
-        assert name in page and name in names
-    for name in ("framing.js", "api.js", "drawing.js", "bars.js", "network.json"):
-        assert f"{name}" in scripts and name in names
-    settings = json.loads((web / "network.json").read_text())
-    assert settings["runtime"] == runtime.rstrip("/") + "/"
-    assert (web / settings["file"]).read_bytes() == (folder / "model.onnx").read_bytes()
-    told = f":\n  cd {web}\n  npm install onnxruntime-web\n  mkdir -p ./ort/ && cp "
-    assert (told in capsys.readouterr().out) == ("://" not in runtime)

@@ -46,16 +46,10 @@ def test_folder_in_place_of_an_output_raises_before_the_export(make_run, tmp_pat
 
 
 def test_foreign_files_are_not_overwritten(make_run, tmp_path):
-    folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
-    page.parent.mkdir()
-    for file in (card, page):
-        file.write_text("# README")
-    for settings, says in (
-        ({"file": f"{tmp_path}/README.onnx"}, f"{card} is not a model card"),
-        ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} has other files"),
-    ):
-        with pytest.raises(UserError, match=re.escape(says)):
-            export(ExportConfig(outputs=str(folder.parent), **settings))
-    assert {file.read_text() for file in (card, page)} == {"# README"}
+    folder, card = make_run(), tmp_path / "README.md"
+    card.write_text("# README")
+    with pytest.raises(UserError, match=re.escape(f"{card} is not a model card")):
+        export(ExportConfig(outputs=str(folder.parent), file=f"{tmp_path}/README.onnx"))
+    assert card.read_text() == "# README"
     for _ in range(2):  # an earlier export is replaced
-        export(ExportConfig(checkpoint=str(folder), layout="both", web=True))
+        export(ExportConfig(checkpoint=str(folder), layout="both"))

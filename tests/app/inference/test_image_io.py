@@ -1,11 +1,12 @@
-import sys
+import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from app.config.errors import UserError
-from app.inference import image_io
 from app.inference.image_io import find_pictures, read_gray
 from app.inference.preprocess import to_digit
 
@@ -64,27 +65,56 @@ def test_float_picture_without_numbers_is_blank(tmp_path):
     assert to_digit(saved(np.full((9, 9), np.nan, np.float32), tmp_path / "a.tif")) is None
 
 
-@pytest.fixture
-def plug_in(request, monkeypatch):
-    """Hide or show pillow-heif."""
-    image_io._reads_heif.cache_clear()
-    yield lambda module: monkeypatch.setitem(sys.modules, "pillow_heif", module)
-    image_io._reads_heif.cache_clear()
+def test_named_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "7.png")
+    for path in (tmp_path / "7.png", Path("/dev/zero")):
+        assert find_pictures(str(path)) == [path]
+        with pytest.raises(UserError, match=r"^cannot be read \(not a regular file\)$"):
+            read_gray(path)
 
 
-def test_heic_without_plug_in_names_it(plug_in, tmp_path):
-    plug_in(None)
-    (tmp_path / "b.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+def peak_memory():
+    """Return the peak of the resident memory of this process in bytes."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.mark.parametrize("kind", ["uint16", "float32", "transparent", "mostly transparent"])
+def test_large_pictures_take_few_bytes_per_pixel(kind, tmp_path):
+    side = 3000
+    gray = np.zeros((side, side), np.uint8)
+    gray[500:2500, 1300:1700] = 200
+    if kind in ("uint16", "float32"):
+        Image.fromarray(gray.astype(kind) * 256).save(tmp_path / "1.tiff")
+    else:
+        alpha = np.full_like(gray, 255) if kind == "transparent" else gray
+        Image.fromarray(np.dstack([gray, gray, gray, alpha])).save(tmp_path / "1.tiff")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = peak_memory()
+    read = read_gray(tmp_path / "1.tiff")
+    assert peak_memory() - before < 2**25 + 16 * side**2
+    assert np.ptp(read) > 100
+
+
+def test_lack_of_memory_is_named(monkeypatch, tmp_path):
+    Image.new("L", (20, 20)).save(tmp_path / "1.png")
+
+    def fail(*arguments):
+        raise MemoryError("Unable to allocate 1.26 GiB for an array")
+
+    monkeypatch.setattr(np, "asarray", fail)
+    with pytest.raises(UserError, match=r"^out of memory$"):
+        read_gray(tmp_path / "1.png")
+
+
+def test_heic_without_plug_in_names_it(tmp_path):
+    (tmp_path / "b.HEIC").write_bytes(b"no picture")
     (path,) = find_pictures(str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"^HEIC is read with pillow-heif: pip install pillow-heif$"
-    ):
+    with pytest.raises(UserError, match=r"^not a picture, .*pip install pillow-heif\)$"):
         read_gray(path)
 
 
-def test_heic_is_read_with_plug_in(plug_in, expected, tmp_path):
+def test_heic_is_read_with_plug_in(expected, tmp_path):
     pillow_heif = pytest.importorskip("pillow_heif")
-    plug_in(pillow_heif)
     pillow_heif.from_pillow(Image.fromarray(seven(np.uint8, 230, 40))).save(tmp_path / "a.heic")
     (path,) = find_pictures(str(tmp_path / "*.heic"))
     assert np.abs(to_digit(read_gray(path)).astype(int) - expected).mean() < 3

@@ -15,6 +15,7 @@ from app.config.errors import UserError
 from app.config.schema import ExportConfig, LLTMConfig
 from app.export.export import export
 from app.export.graph import build_graph, newest_opset
+from app.inference.onnx_file import DIGEST
 from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
 from app.inference.predictor import load_predictor, load_torch
 from tests.app.idx import random_images
@@ -111,6 +112,12 @@ def set_metadata(key, value):
     return change
 
 
+def without_digest(model):
+    kept = [item for item in model.metadata_props if item.key != DIGEST]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -131,6 +138,7 @@ def set_metadata(key, value):
 def test_unusable_model_raises(exported, change, says):
     path = exported / "model.onnx"
     model = onnx.load(path)
+    without_digest(model)
     change(model)
     onnx.save(model, path)
     with pytest.raises(UserError) as raised:
@@ -144,7 +152,9 @@ def test_unusable_model_raises(exported, change, says):
 @pytest.mark.parametrize("damage", ["empty", "text", "half", "not utf-8"])
 def test_damaged_file_raises(exported, damage, capfd):
     path = exported / "model.onnx"
-    whole = path.read_bytes()
+    model = onnx.load(path)
+    without_digest(model)
+    whole = model.SerializeToString()
     contents = {
         "empty": b"",
         "text": b"hello",
@@ -157,6 +167,47 @@ def test_damaged_file_raises(exported, damage, capfd):
     assert str(raised.value).startswith(f"checkpoint={path}: {RUNTIME} cannot load it: ")
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"layout": "function"}, {"layout": "standard"}, {"precision": "fp16"}, {"quantize": "int8"}],
+)
+def test_flipped_byte_raises(make_run, settings):
+    folder = make_run(head="gap")
+    path = folder / "file.onnx"
+    export(ExportConfig(checkpoint=str(folder), file=str(path), **settings))
+    whole, images = path.read_bytes(), random_images(20)
+    expected = load_onnx(path).logits(images)
+    names = 0
+    for position in range(0, len(whole), len(whole) // 150):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x41
+        path.write_bytes(damaged)
+        try:
+            found = load_onnx(path).logits(images)
+        except UserError as error:
+            names += "damaged" in str(error)
+        else:  # in the digest's key
+            assert torch.equal(found, expected)
+    assert names > 100
+
+
+def test_digest_is_of_the_file_and_may_be_removed(exported):
+    path = exported / "model.onnx"
+    expected = load_onnx(path).logits(random_images(3))
+    model = onnx.load(path)
+    model.doc_string = "changed"
+    onnx.save(model, path)
+    with pytest.raises(UserError) as raised:
+        load_onnx(path)
+    assert str(raised.value) == (
+        f"checkpoint={path}: its digest differs, so it is damaged: "
+        "export it again, or remove its metadata 'digest' after a change"
+    )
+    without_digest(model)
+    onnx.save(model, path)
+    assert torch.equal(load_onnx(path).logits(random_images(3)), expected)
 
 
 def test_failed_run_names_the_file(exported, monkeypatch):

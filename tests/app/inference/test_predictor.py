@@ -1,14 +1,11 @@
-import os
-
 import numpy as np
 import pytest
 import torch
 
 from app.config.errors import UserError
-from app.config.schema import DataConfig, ExportConfig
+from app.config.schema import DataConfig
 from app.data.datasets import load_dataset, load_test_split
 from app.data.transforms import normalize
-from app.export.export import export
 from app.inference.predictor import (
     BATCH_SIZE,
     load_data,
@@ -16,7 +13,6 @@ from app.inference.predictor import (
     load_torch,
 )
 from app.runs.folder import read_summary
-from app.web.networks import find_networks
 from tests.app.idx import random_images, write_dataset
 
 
@@ -26,28 +22,6 @@ def test_default_is_the_newest_run(make_run):
     assert load_predictor(None, outputs).folder == folder
     assert load_torch(folder).folder == folder
     assert load_predictor(str(folder / "best.pt"), "elsewhere").folder == folder
-
-
-@pytest.mark.usefixtures("short_latency_benchmark")
-def test_export_older_than_the_checkpoint_is_reported(make_run, capsys):
-    folder = make_run()
-    export(ExportConfig(checkpoint=str(folder), layout="function"))
-    capsys.readouterr()
-    file = folder / "model.onnx"
-    for path in (folder, file):
-        load_predictor(str(path), runtime="onnx")
-    assert capsys.readouterr().err == ""
-    times = file.stat().st_atime, file.stat().st_mtime + 60
-    os.utime(folder / "best.pt", times)
-    for path in (folder, file):
-        load_predictor(str(path), runtime="onnx")
-        assert (
-            capsys.readouterr().err == f"{file}: older than best.pt in its folder, export again\n"
-        )
-    outdated = {entry.path.name: entry for entry in find_networks(str(folder)).values()}
-    assert outdated["model.onnx"].runtime == "ONNX, older than the checkpoint"
-    assert outdated["model.onnx"].accuracy is not None  # its own
-    assert outdated["best.pt"].runtime == "torch"
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])

@@ -125,13 +125,6 @@ def test_uneven_light_and_noise_are_removed(expected):
     assert difference(to_digit(photo), expected) < 12
 
 
-def test_thin_strokes_are_widened():
-    thin = Image.new("L", (400, 400), 255)
-    ImageDraw.Draw(thin).line([(100, 60), (300, 60), (160, 340)], fill=0, width=4)
-    digit = to_digit(np.asarray(thin))
-    assert (digit > 127).sum() > 50  # unwidened strokes would be 0.3 pixels wide
-
-
 def test_dust_is_removed(expected):
     sheet = np.asarray(drawn()).copy()
     sheet[3:5, 3:5] = sheet[230:232, 190:192] = 0
@@ -182,7 +175,8 @@ def test_mnist_image_is_unchanged():
 
 
 def test_addresses_are_not_downloaded():
-    ((_, file),) = list_pictures("https://host.example/7.png")
+    ((name, file),) = list_pictures("https://host.example/7.png")
+    assert name == "https://host.example/7.png"  # a Path has one slash
     with pytest.raises(UserError, match=r"^no such picture, addresses are not downloaded$"):
         read_gray(file)
 

@@ -1,5 +1,3 @@
-import json
-import os
 import threading
 import time
 from contextlib import closing
@@ -19,27 +17,20 @@ def test_scalars_are_read_back(tmp_path):
     assert set(events.Tags()["scalars"]) == {"loss/train", "learning_rate"}
     points = [(point.step, point.value) for point in events.Scalars("loss/train")]
     assert points == [(10, 0.5), (20, 0.25)]
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"step": 10, "loss/train": 0.5, "learning_rate": 0.01},
-        {"step": 20, "loss/train": 0.25},
-    ]
 
 
 def test_points_after_the_checkpoint_are_purged(tmp_path):
     with closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(1, {"x": 1.0})
-        size = tracker.flush()
+        tracker.flush()
         tracker.scalars(2, {"x": 2.0})
-    with closing(Tracker(tmp_path, 1, size)) as tracker:
+    with closing(Tracker(tmp_path, 1)) as tracker:
         tracker.scalars(2, {"x": 3.0})
         tracker.flush()
-    with closing(Tracker(tmp_path, 1, size)) as tracker:  # resume again from the same checkpoint
+    with closing(Tracker(tmp_path, 1)) as tracker:  # resume again from the same checkpoint
         tracker.scalars(2, {"x": 4.0})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(point.step, point.value) for point in events.Scalars("x")] == [(1, 1.0), (2, 4.0)]
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["x"] for line in lines] == [1.0, 4.0]
 
 
 def values(folder, name="x"):
@@ -54,48 +45,18 @@ def test_curves_are_in_the_order_of_writing(tmp_path, monkeypatch, seconds):
     now = time.time()
     clock = [now]
     monkeypatch.setattr("time.time", lambda: clock[0])
-    size, expected = 0, []
+    expected = []
     for start in range(
         0, 60, 5
     ):  # more than ten files of one second: TensorBoard reads 10 before 9
-        with closing(Tracker(tmp_path, start, size)) as tracker:
+        with closing(Tracker(tmp_path, start)) as tracker:
             for step in range(start + 1, start + 8):
                 tracker.scalars(step, {"x": float(step)})
                 if step == start + 5:
-                    size = tracker.flush()
+                    tracker.flush()
         expected += range(start + 1, start + 6)
         clock[0] += seconds
     assert values(tmp_path)[:60] == [(step, step) for step in expected]
-
-
-@pytest.mark.parametrize("content", [None, '{"step": 1}\n{"st'])
-def test_missing_lines_are_reported(tmp_path, capsys, content):
-    with closing(Tracker(tmp_path)) as tracker:
-        for step in (1, 2):
-            tracker.scalars(step, {"x": 1.0})
-        size = tracker.flush()
-    path = tmp_path / "metrics.jsonl"
-    path.unlink() if content is None else path.write_text(content)
-    with closing(Tracker(tmp_path, 2, size)) as tracker:
-        tracker.scalars(3, {"x": 1.0})
-        assert tracker.flush() == path.stat().st_size
-    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    assert steps == ([3] if content is None else [1, 3])
-    warning = f"WARNING: {path}: lines before the checkpoint are missing\n"
-    assert capsys.readouterr().err == warning
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_linked_file_is_not_changed(tmp_path, link):
-    target = tmp_path / "target"
-    target.write_text('{"step": 1}\n{"step": 2}\n')
-    folder = tmp_path / "run"
-    folder.mkdir()
-    link(target, folder / "metrics.jsonl")
-    with closing(Tracker(folder, 1, len('{"step": 1}\n'))) as tracker:
-        tracker.scalars(2, {"x": 1.0})
-    assert target.read_text() == '{"step": 1}\n{"step": 2}\n'
-    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "x": 1.0}\n'
 
 
 def test_full_disk_raises(tmp_path, limited_files):

@@ -3,8 +3,11 @@
 import json
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,11 +17,12 @@ import torch
 from app.config.errors import RunError, UserError
 from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
-from app.training.distributed import World
+from app.training import distributed
+from app.training.distributed import World, call_in_thread
 from app.training.state import start
 from app.training.trainer import train
 from tests.app.idx import write_dataset
-from tests.app.training.test_resume import cfg, lines  # noqa: F401
+from tests.app.training.test_resume import cfg, curves  # noqa: F401
 from tests.networks import ROOT
 
 DYING = """
@@ -71,21 +75,55 @@ def test_two_processes_with_a_restart_match_one(cfg, tmp_path):  # noqa: F811
     (together,) = find_runs(tmp_path / "two")  # only rank 0 writes
     assert "going on after step" in output
     assert output.count("test accuracy") == 1
-    ours, theirs = lines(alone), lines(together)
-    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    ours, theirs = curves(alone), curves(together)
+    assert ours.keys() == theirs.keys()
+    for name, points in ours.items():
+        torch.testing.assert_close(points, theirs[name], rtol=1e-5, atol=1e-5)
     weights, others = (load_checkpoint(path / "last.pt").model for path in (alone, together))
     torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-4)
     assert json.loads((together / "summary.json").read_text())["processes"] == 2
     assert load_checkpoint(together / "last.pt").training["state"]["model"]
 
 
+@pytest.mark.parametrize(("rank", "number"), [("0", signal.SIGINT), ("1", signal.SIGTERM)])
+def test_signal_ends_the_wait_for_other_processes(tmp_path, rank, number):
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.train", "data=digits", f"outputs={tmp_path}"],
+        env=os.environ | environment | {"RANK": rank},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stderr.readline()
+        assert line == f"rank {rank}: waiting for 2 processes at localhost:{port}\n"
+        process.send_signal(number)
+        assert process.wait(5) == 130
+        assert process.stderr.read() == "interrupted\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_error_while_waiting_is_raised(capsys, monkeypatch):
+    def fail():
+        time.sleep(0.1)
+        raise RuntimeError("timed out")
+
+    monkeypatch.setattr(distributed, "PATIENCE", 0.01)
+    with pytest.raises(RuntimeError, match="timed out"):
+        call_in_thread(fail, "waiting")
+    assert capsys.readouterr().err == "waiting\n"
+
+
 DISAGREEING = """
 import os, sys
 from app.data import datasets
 from app.training import trainer
-from app.training.distributed import World
+from app.training import distributed
+from app.training.distributed import World, call_in_thread
 from app.train import main
 
 root = sys.argv.pop(1)

@@ -3,13 +3,14 @@
 import math
 import signal
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from filelock import FileLock
 
+import app.training.state
 from app.config.errors import RunError
+from app.runs.folder import locked
 from app.runs.tracker import Tracker
 from app.training import trainer as training
 from app.training.distributed import LostPeerError, World, wait
@@ -64,12 +65,20 @@ def released(monkeypatch):
 
         monkeypatch.setattr(owner, name, recording)
 
+    @contextmanager
+    def recording_lock(folder):
+        try:
+            with locked(folder):
+                yield
+        finally:
+            order.append("lock")
+
     original_begin = TrainStep.begin
     monkeypatch.setattr(TrainStep, "begin", begin)
     record(World, "abort", "abort")
     record(World, "close", "destroy")
     record(Tracker, "close", "curves")
-    record(FileLock, "release", "lock")
+    monkeypatch.setattr(app.training.state, "locked", recording_lock)
     return order
 
 

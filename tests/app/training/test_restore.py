@@ -1,4 +1,4 @@
-"""State of a resumed run: best.pt, threads, loss scale; order of writing on the disk."""
+"""State of a resumed run: best.pt, threads; order of writing on the disk."""
 
 import dataclasses
 import os
@@ -84,23 +84,6 @@ def test_number_of_threads_is_restored(cfg, stopped, monkeypatch):  # noqa: F811
     assert counts == [1]
 
 
-def test_loss_scale_is_restored(cfg, monkeypatch):  # noqa: F811
-    cfg.trainer.precision = "fp16"
-    stop_at(monkeypatch, "take", 12)
-    with pytest.raises(StoppedError):
-        train(cfg)
-    monkeypatch.undo()
-    (folder,) = find_runs(Path(cfg.outputs))
-    checkpoint = load_checkpoint(folder / "last.pt")
-    scale, growth = checkpoint.training["state"]["loss_scale"]["scale"]
-    assert (scale.item(), growth.item()) == (2.0**16, checkpoint.training["step"])
-    scale.fill_(512.0)
-    save_checkpoint(folder / "last.pt", checkpoint)
-    steps = resumed(cfg, folder)["steps"]
-    scale, growth = load_checkpoint(folder / "last.pt").training["state"]["loss_scale"]["scale"]
-    assert (scale.item(), growth.item()) == (512.0, steps)
-
-
 def test_new_run_is_locked(cfg, monkeypatch):  # noqa: F811
     def lock_again(_):
         (folder,) = find_runs(Path(cfg.outputs))
@@ -114,7 +97,7 @@ def test_new_run_is_locked(cfg, monkeypatch):  # noqa: F811
     assert len(locks) == 1
 
 
-def test_curves_are_synced_before_the_checkpoint_of_their_size(cfg, monkeypatch):  # noqa: F811
+def test_curves_are_synced_before_the_checkpoint(cfg, monkeypatch):  # noqa: F811
     synced, saved = {}, []
 
     def sync(file):
@@ -124,11 +107,9 @@ def test_curves_are_synced_before_the_checkpoint_of_their_size(cfg, monkeypatch)
 
     def checked(run, name, **metrics):
         if name == "last.pt":
-            files = [*run.folder.glob("events.*"), run.folder / "metrics.jsonl"]
-            for status in map(Path.stat, files):
+            for status in map(Path.stat, run.folder.glob("events.*")):
                 assert synced[status.st_ino] == status.st_size
-            assert run.log_size == files[-1].stat().st_size
-            saved.append(run.log_size)
+            saved.append(run.step)
         save(run, name, **metrics)
 
     fsync, save = os.fsync, training.save

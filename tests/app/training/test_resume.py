@@ -1,7 +1,6 @@
 """Resume: stopped runs end bitwise equal to uninterrupted ones; unusable checkpoints raise."""
 
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -71,11 +70,6 @@ def curves(folder):
     }
 
 
-def lines(folder):
-    objects = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith(TIMES)} for line in objects]
-
-
 def assert_same(one, other):
     """Compare checkpoints and curves of two runs bit by bit."""
     for name in ("last.pt", "best.pt"):
@@ -86,7 +80,6 @@ def assert_same(one, other):
     torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
     assert (ours["step"], ours["best"]) == (theirs["step"], theirs["best"])
     assert curves(one) == curves(other)
-    assert lines(one) == lines(other)
 
 
 class StoppedError(BaseException):
@@ -114,6 +107,7 @@ def stop_at(monkeypatch, moment, count):
         [("evaluate", 2)],
         [("save", 4)],  # curves have points after the checkpoint
         [("test", 1)],
+        [("summarize", 2)],  # after the test
     ],
     ids=lambda stops: "-".join(f"{moment}{count}" for moment, count in stops),
 )
@@ -132,17 +126,6 @@ def test_resume_is_bitwise_equal(cfg, monkeypatch, stops):
     assert_same(whole, stopped)
 
 
-def test_resume_in_fp16_is_bitwise_equal(cfg, monkeypatch):
-    cfg.trainer.precision = "fp16"
-    assert train(cfg)["test_accuracy"] > 0.5
-    stop_at(monkeypatch, "take", 12)
-    with pytest.raises(StoppedError):
-        train(cfg)
-    monkeypatch.undo()
-    train(dataclasses.replace(cfg, resume="latest"))
-    assert_same(*folders(cfg.outputs))
-
-
 def test_resume_by_checkpoint_path(cfg, monkeypatch, capsys):
     train(cfg)
     before_step(monkeypatch, 9, lambda _: signal.raise_signal(signal.SIGINT))
@@ -150,11 +133,9 @@ def test_resume_by_checkpoint_path(cfg, monkeypatch, capsys):
         train(cfg)
     monkeypatch.undo()
     whole, stopped = folders(cfg.outputs)
-    (stopped / ".best.pt.0123.tmp").write_bytes(b"half of a checkpoint")
     train(TrainConfig(resume=str(stopped / "last.pt"), data=cfg.data, outputs=cfg.outputs))
     assert f"going on after step 10 in {stopped}" in capsys.readouterr().out
     assert_same(whole, stopped)
-    assert not list(stopped.glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -224,12 +205,12 @@ def test_conflicting_override_raises(cfg, stopped, change, message):
 )
 def test_mismatched_checkpoint_raises(cfg, stopped, spoil, message):
     edit_checkpoint(stopped / "last.pt", spoil)
-    before = (stopped / "metrics.jsonl").read_bytes()
+    before = curves(stopped)
     with pytest.raises(UserError, match=r"last\.pt") as caught:
         train(dataclasses.replace(cfg, resume="latest"))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert (stopped / "metrics.jsonl").read_bytes() == before
+    assert curves(stopped) == before
 
 
 def test_missing_last_checkpoint_raises_and_keeps_best(cfg, stopped):
@@ -303,13 +284,9 @@ def test_resume_without_run_raises(cfg, resume, message):
 
 def test_locked_run_raises(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
-    half_written = stopped / ".last.pt.0123.tmp"
-    half_written.touch()
     with locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
-    assert half_written.exists()  # belongs to the other process
     train(again)
-    assert not half_written.exists()
 
 
 def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
@@ -326,9 +303,9 @@ def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
         train(cfg)
     monkeypatch.undo()
     digits = dataclasses.replace(original, name="digits", val_size=60)
-    for _ in range(2):  # the second time the run is finished
-        resumed = dataclasses.replace(cfg, resume="latest", data=digits)
-        summary = train(resumed, {"data": "data=digits"})
+    resumed = dataclasses.replace(cfg, resume="latest", data=digits)
+    for typed in ({"data": "data=digits"}, {}):  # the second time the run is finished
+        summary = train(resumed, typed)
         assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
     assert_same(*folders(cfg.outputs))
 

@@ -67,7 +67,7 @@ def test_run_learns_and_writes_its_files(cfg, capfd):
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 2, 14)
     assert summary["parameters"] == 123_026
     names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
-    assert names == {"best", "last", "summary", "events", "metrics"}
+    assert names == {"best", "last", "summary", "events"}
     output, errors = capfd.readouterr()
     assert errors == ""  # a pipe has no progress bar
     assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
@@ -211,9 +211,12 @@ def test_nonfinite_loss_raises(cfg, monkeypatch):
     assert load_checkpoint(last).metrics["epoch"] == 1  # of finite weights
 
 
-@pytest.mark.parametrize(("decay", "setting"), [(0.05, "lr"), (1e6, "weight_decay")])
-def test_nonfinite_loss_names_the_likely_setting(cfg, monkeypatch, decay, setting):
-    cfg.optim.weight_decay = decay
+@pytest.mark.parametrize(
+    ("lr", "decay", "setting"),
+    [(0.008, 0.05, "lr"), (0.008, 1e6, "weight_decay"), (1e308, 0.05, "lr")],
+)
+def test_nonfinite_loss_names_the_likely_setting(cfg, monkeypatch, lr, decay, setting):
+    cfg.optim.lr, cfg.optim.weight_decay = lr, decay
     after_step(monkeypatch, 3, lambda step: step.statistics[3].fill_(math.nan))
     with pytest.raises(RunError, match=rf"weight decay \S+: try a smaller optim\.{setting} \("):
         train(cfg)
@@ -266,6 +269,17 @@ def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch, limited_files):
     assert load_checkpoint(last).metrics["epoch"] == 1
     monkeypatch.undo()
     assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
+
+
+def test_failed_picture_is_a_warning(cfg, monkeypatch, capsys):
+    monkeypatch.setattr("app.inference.plots.FONT", None)
+    summary = train(cfg)
+    assert json.loads((run_folder(cfg) / "summary.json").read_text()) == summary
+    assert summary["status"] == "finished"
+    warning = "WARNING: results are missing in TensorBoard: AttributeError: 'NoneType' object has"
+    assert capsys.readouterr().err.startswith(warning)
+    tags = EventAccumulator(str(run_folder(cfg))).Reload().Tags()
+    assert "accuracy/test" in tags["scalars"]
 
 
 def test_message_names_best_where_last_could_not_be_written(cfg, monkeypatch):

@@ -130,14 +130,11 @@ def test_two_tabs_keep_all_strokes(visit):
     assert time.perf_counter() - start < 30
     answers = [settle(page) for page in pages]
     assert answers[0] == answers[1] != ""
-    shown = (
-        "[...document.querySelector('.input canvas').getContext('2d')"
-        ".getImageData(0, 0, 28, 28).data]"
-    )
-    assert pages[0].evaluate(shown) == pages[1].evaluate(shown)
+    shown = [page.locator("img").first.get_attribute("src") for page in pages]
+    assert shown[0] == shown[1]
     for page in pages:
         for _ in strokes:
             assert page.is_enabled("#undo")
-            page.keyboard.press("Control+z")
+            page.click("#undo")
         assert settle(page) == ""
         assert page.is_disabled("#undo")
