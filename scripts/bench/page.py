@@ -102,21 +102,18 @@ def in_graph(results: Iterable[Result]) -> list[tuple[float, Result]]:
 
 def speed_table(results: Sequence[Result]) -> str:
     """Return a table of each operator's forward+backward ratio: geometric mean (least)."""
-    lines = [
-        "| operator | computes | NVIDIA H100 | CPU | CPU: device, dtypes |",
-        "|---|---|---|---|---|",
-    ]
     both = [r for r in results if r.what == "forward+backward"]
+    devices = list(dict.fromkeys(r.device for r in both))
     named = {FUNCTIONS.get(op, op): rows for (op,), rows in group(both, "op").items()}
+    lines = [
+        f"| operator | computes | {' | '.join(devices)} |",
+        "|---|---|" + "---|" * len(devices),
+    ]
     for name, rows in sorted(named.items()):
         cells = [f"`{name}`", FORMULAS.get(name, "")]
-        gpu = [r for r in rows if r.device.startswith("NVIDIA")]
-        cpu = [r for r in rows if not r.device.startswith("NVIDIA")]
-        for side in (gpu, cpu):
-            ratios = [r.best_speedup for r in side]
+        for device in devices:
+            ratios = [r.best_speedup for r in rows if r.device == device]
             cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "")
-        devices, dtypes = dict.fromkeys(r.device for r in cpu), dict.fromkeys(r.dtype for r in cpu)
-        cells.append("; ".join(", ".join(names) for names in (devices, dtypes) if names))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
