@@ -14,6 +14,9 @@ from tests.app.config.test_cli import run_command
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
+# a signal that comes just before a single long sleep would be handled after it
+WAIT = "[time.sleep(0.05) for _ in range(1200)]"
+
 
 def run_code(code, folder, redirection="", **environment):
     """Run code in `exit_codes` by a shell; return the process."""
@@ -82,7 +85,7 @@ def test_deleted_current_folder_is_a_usage_error(main, tmp_path, capsys):
 def test_closed_terminal_interrupts(tmp_path):
     ours, terminal = pty.openpty()
     code = "import fcntl, termios, time; fcntl.ioctl(0, termios.TIOCSCTTY); "
-    code += "print('ready', flush=True); time.sleep(60)"
+    code += "print('ready', flush=True); " + WAIT
     code += "\n\n"
     process = subprocess.Popen(
         [
@@ -105,7 +108,7 @@ def test_closed_terminal_interrupts(tmp_path):
 def test_two_signals_are_one_interrupt(milliseconds):
     """GNU timeout sends two; the second one may arrive while Python exits, here for 0.3 s."""
     code = "import atexit, time; atexit.register(time.sleep, 0.3); print('ready', flush=True); "
-    code = f"from app.config.process import exit_codes\nwith exit_codes(): {code}time.sleep(60)"
+    code = f"from app.config.process import exit_codes\nwith exit_codes(): {code}{WAIT}"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
