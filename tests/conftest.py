@@ -12,8 +12,10 @@ searched = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHO
 os.environ["PYTHONPATH"] = os.pathsep.join(searched)
 # Commands buffer their output, as they do for users.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# A background job inherits SIGINT ignored, and so do the commands that tests interrupt.
+# A background job inherits SIGINT ignored, under nohup SIGHUP, and so do the commands that tests
+# interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
