@@ -55,6 +55,21 @@ def tract(path):
     return lambda images: model.run([images])[0].to_numpy()
 
 
+def opencv(path):
+    if not find_spec("cv2"):
+        raise MissingError("no OpenCV: pip install opencv-python-headless")
+    import cv2
+
+    cv2.setNumThreads(1)
+    net = cv2.dnn.readNetFromONNX(str(path))
+
+    def predict(images):
+        net.setInput(images)
+        return net.forward("logits")
+
+    return predict
+
+
 def reference(path):
     from onnx.reference import ReferenceEvaluator
 
@@ -67,6 +82,7 @@ RUNTIMES = {
     "ONNX Runtime": (onnx_runtime, "onnxruntime"),
     "OpenVINO": (openvino, "openvino"),
     "tract": (tract, "tract"),
+    "OpenCV": (opencv, "opencv-python-headless"),
     "onnx reference evaluator": (reference, "onnx"),
 }
 LAYOUTS = {  # supported layouts
@@ -74,6 +90,7 @@ LAYOUTS = {  # supported layouts
     "onnxruntime-web": ("function", "standard", "int8"),
     "OpenVINO": ("standard", "int8"),
     "tract": ("standard", "int8"),
+    "OpenCV": ("standard",),
     "onnx reference evaluator": ("function",),  # 20 ms for an image
 }
 
