@@ -19,7 +19,11 @@ from app.web.networks import find_networks, title_of
 if TYPE_CHECKING:
     from app.web.server import Server
 
-PAGE = {f"/{path.name}": path for path in (Path(__file__).parent / "page").iterdir()}
+# Contents and media types: files are not opened later, where descriptors may lack.
+PAGE = {
+    f"/{path.name}": (path.read_bytes(), str(guess_type(path)[0]))
+    for path in (Path(__file__).parent / "page").iterdir()
+}
 MAX_BODY = 2**20  # bytes
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
@@ -88,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
         elif file := PAGE.get("/index.html" if path == "/" else path):
-            self.send(file.read_bytes(), str(guess_type(file)[0]))
+            self.send(*file)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
