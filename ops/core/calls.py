@@ -97,7 +97,8 @@ def make_caller(
 
 _SHAPES = {3: "[N, C, T]", 4: "[N, C, H, W]"}  # by rank
 
-# f(operator, argument, value) for each type of the schema, returns the value or raises TypeError.
+# By type of arguments that are not tensors: f(operator, argument, value), returns the converted
+# value or raises TypeError (of another type) or RuntimeError (out of range).
 _CONVERSIONS: dict[str, Callable[[str, str, Any], Any]] = {
     "int": check.integer,
     "bool": check.boolean,

@@ -51,13 +51,14 @@ def register(
         sharding: strategies of DTensor, see sharding.py.
         autograd_variant: an operator with the arguments of `op` that also returns the tensors that
             its gradient needs; autograd calls it instead of `op`. If `op` has derivatives of its
-            own (`backward`, `jvp`), torch.func's transforms and forward mode call `op`.
+            own (`backward`, `jvp`), torch.func's transforms and forward mode call `op`. Register it
+            before `op`.
         autocast: for each device type, the dtype to cast to (None: that of the autocast region).
         flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
         decomposition: f(*args), computes all outputs by ATen operators, for exported programs.
 
     Raises:
-        TypeError: the declaration does not fit the operator's schema.
+        TypeError: the backward operator's schema does not fit that of `op`, or there is none.
     """
     if backward is not None:
         _gradients[op] = make_gradient(op, backward)

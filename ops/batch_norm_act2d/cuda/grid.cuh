@@ -67,7 +67,7 @@ template <typename G>
 struct Slice {
   const G& g;
   int column, thread_row;
-  int64_t channel, first, last;  // channel of lane 0; rows of the chunk: [first, last)
+  int64_t channel, first, last;  // channel of element 0; rows of the chunk: [first, last)
 
   __device__ Slice(const G& g, bool reverse)
       : g(g), column(threadIdx.x % g.columns), thread_row(threadIdx.x / g.columns) {

@@ -1,5 +1,5 @@
-// CUDA batch normalisation and activation: one kernel for each stage (formulas.h), or one for all
-// if the channels of a block are small.
+// CUDA batch normalisation and activation: one kernel for each stage (formulas.h), or (NCHW) one
+// for all if the inputs of a channel are small and a block for each channel occupies the device.
 //
 //   rows (pixels)   columns (vectors of channels)
 //   ┌──────────┬──────────┐  chunk 0     reduce   two sums of each channel and chunk
@@ -34,8 +34,8 @@ struct Vectors {
   }
 };
 
-// Compute both sums of each channel of a slice; call store(channel, first, second). `x` is the
-// first input, the others are `in`.
+// Compute both sums of each channel over the chunk of the block; call store(channel, first,
+// second). `x` is the first input, the others are `in`.
 template <typename T, typename G, typename Stage, typename Store, typename... In>
 __device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const Store& store,
                              const T* __restrict__ x, const In*... in) {

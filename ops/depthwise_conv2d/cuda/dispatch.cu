@@ -21,11 +21,11 @@ bool is_tileable(const Geometry& g) {
 // gradient of 5×5 and 7×7 in NHWC: H100).
 constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000, kSmallGradientNhwc5x5 = 7'000;
 constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3Bits16 = 60'000;
-// Largest number of outputs per feature map at which direct_l1 comes first for NCHW weight
+// Largest number of outputs per feature map at which direct_l1 is tried first for NCHW weight
 // gradients.
 constexpr int64_t kSmallMap = 16 * 16;
-// Least elements_per_sm, and number of taps, at which large_filter is faster than direct_l1_runtime
-// (H100).
+// elements_per_sm above which, and number of taps from which, large_filter is faster than
+// direct_l1_runtime (H100).
 constexpr int64_t kLargeFilterMinElements = 4'500;
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;

@@ -43,7 +43,7 @@ struct Convolution {
 template <typename T>
 struct WeightGradient {
   const Geometry& g;
-  const Tensor& like;  // device of the split sums
+  const Tensor& like;  // device and dtype
   const T* x;
   const T* grad;
   T* grad_weight;  // nullptr: not requested
