@@ -17,8 +17,8 @@ from app.config.environment import Torchrun, read_torchrun
 from app.config.errors import RunError, UserError, one_line, to_run_error
 
 T = TypeVar("T")
-# seconds from a signal until unfinished steps mean a lost peer; until a wait is announced
-PATIENCE = 5.0
+PATIENCE = 5.0  # seconds from a signal until unfinished steps mean a lost peer
+ANNOUNCE_SECONDS = 5.0  # from the start of a wait for other processes until it is announced
 POLL_SECONDS = 1e-4
 
 
@@ -187,7 +187,7 @@ def _init_process_group(started: Torchrun) -> None:
 def call_in_thread(function: Callable[[], None], waiting: str) -> None:
     """Call a function that blocks in C++ in a thread: waiting for a thread, Python handles signals.
 
-    Print `waiting` on stderr if it takes longer than `PATIENCE` seconds.
+    Print `waiting` on stderr if it takes longer than `ANNOUNCE_SECONDS`.
     """
     errors: list[BaseException] = []
 
@@ -199,7 +199,7 @@ def call_in_thread(function: Callable[[], None], waiting: str) -> None:
 
     thread = Thread(target=call, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(ANNOUNCE_SECONDS)
     if thread.is_alive():
         print(waiting, file=sys.stderr, flush=True)
         thread.join()

@@ -112,7 +112,7 @@ def test_error_while_waiting_is_raised(capsys, monkeypatch):
         time.sleep(0.1)
         raise RuntimeError("timed out")
 
-    monkeypatch.setattr(distributed, "PATIENCE", 0.01)
+    monkeypatch.setattr(distributed, "ANNOUNCE_SECONDS", 0.01)
     with pytest.raises(RuntimeError, match="timed out"):
         call_in_thread(fail, "waiting")
     assert capsys.readouterr().err == "waiting\n"
