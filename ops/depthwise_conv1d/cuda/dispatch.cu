@@ -6,19 +6,35 @@
 namespace ops::depthwise_conv1d {
 namespace {
 
-// Largest number of multiplications for which direct comes first: its latency is the least (H100).
-constexpr int64_t kTiny = int64_t{1} << 18;
+// Largest number of multiplications for which direct, whose latency is the least, is faster than
+// short_filter, than other tiles of [N, C, T], and than other weight gradients (H200).
+constexpr int64_t kTinyPlanes = int64_t{1} << 18, kTinyPixels = int64_t{1} << 20;
+constexpr int64_t kSmallPlanes = int64_t{1} << 21;
+constexpr int64_t kSmallGradientPlanes = int64_t{1} << 19;
+// Largest number of multiplications per row for which direct is faster than the tiles of 256
+// outputs and more (H200).
+constexpr int64_t kShortRow = 400;
 // Least number of taps for which matrix units are faster in weight gradients (H100).
 constexpr int64_t kToeplitzPlanes = 5, kToeplitzPixels = 16;
 // Least number of inputs at which planes is faster than short_filter in weight gradients of 4 taps
 // in float32 (H100).
 constexpr int64_t kLargePlanes = int64_t{1} << 24;
 
+int64_t multiplications(const Sizes& p) {
+  return p.n * p.c * p.out_t * p.taps;
+}
+
+bool is_tiny(const Sizes& p) {
+  return multiplications(p) <= (p.channels_last ? kTinyPixels : kTinyPlanes);
+}
+
 template <typename T>
 void run_convolution(const Convolution<T>& p, const Run& run) {
   if constexpr (!std::is_same_v<T, double>) {
-    if (p.n * p.c * p.out_t * p.taps <= kTiny) return direct(p, run);
+    if (is_tiny(p)) return direct(p, run);
     if (short_filter(p, run)) return;
+    const bool small = !p.channels_last && multiplications(p) <= kSmallPlanes;
+    if (small || p.out_t * std::min(p.taps, p.in_t) <= kShortRow) return direct(p, run);
     if constexpr (sizeof(T) == 2) {
       if (toeplitz(p, run)) return;
     } else {
@@ -33,7 +49,8 @@ void run_convolution(const Convolution<T>& p, const Run& run) {
 template <typename T>
 void run_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   if constexpr (!std::is_same_v<T, double>) {
-    if (p.taps == 0) return direct_weight_gradient(p, run);  // bias gradient only
+    const int64_t small = p.channels_last ? kTinyPixels : kSmallGradientPlanes;
+    if (multiplications(p) <= small) return direct_weight_gradient(p, run);  // 0: bias gradient
     if constexpr (sizeof(T) == 2) {
       const int64_t least = p.channels_last ? kToeplitzPixels : kToeplitzPlanes;
       if (p.taps >= least && toeplitz_weight_gradient(p, run)) return;
@@ -106,12 +123,14 @@ struct Kernels {
         {sizes(g), input_rows(g, x)}, dense_rows(g, grad, g.out_t), to.weight, to.bias};
     if constexpr (!std::is_same_v<T, double>) {
       const AllGradients<T> all{sums, weight, bias, g.silu, dense_rows(g, to.input, g.t)};
-      // Alone, weight gradients of [N, T, C], and of large [N, C, T] with 4 taps in float32, have
-      // faster kernels.
-      const bool large =
-          sizeof(T) == 4 && g.taps == 4 && g.n * g.c * g.t >= kLargePlanes && g.t % 4 == 0;
-      const bool together = to.input || (!g.channels_last && !large);
-      if ((g.silu || (to.weight && together)) && short_filter_gradients(all, run)) return;
+      // Separate passes are faster for a weight gradient alone of [N, T, C], and of [N, C, T] in
+      // float32 with 5 taps (large: 4); for tiny problems of [N, T, C], or with one gradient.
+      const bool large = g.taps == 4 && g.n * g.c * g.t >= kLargePlanes && g.t % 4 == 0;
+      const bool alone = g.channels_last || (sizeof(T) == 4 && (g.taps > 4 || large));
+      const bool both = to.input && to.weight;
+      const bool tiny = is_tiny(sums) && (g.channels_last || !both);
+      const bool together = !tiny && (g.silu || both || (to.weight && !alone));
+      if (together && short_filter_gradients(all, run)) return;
     }
     run_gradients(g, grad, x, weight, bias, to, sums, run);
   }

@@ -277,15 +277,22 @@ struct ShortFilter {
   }
 };
 
-// Return f(taps) for filters of 2 to 4 taps, stride 1, else false.
-template <typename P, typename F>
+// Most taps of short filters: of channels-last tensors, and of planes, where the halo of a thread
+// is at most one vector of its neighbour.
+constexpr int kShortPixels = 7;
+template <typename T>
+constexpr int kShortPlanes = std::min(kShortPixels, kVector<T> + 1);
+
+// Return f(taps) for filters of K to kMost taps, stride 1, else false.
+template <int kMost, int K = 2, typename P, typename F>
 bool dispatch_short(const P& p, const F& f) {
-  switch (p.is_tileable() ? p.taps : 0) {
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    case 4: return f(std::integral_constant<int, 4>{});
-    default: return false;
+  if (p.taps == K && p.is_tileable()) {
+    return f(std::integral_constant<int, K>{});
   }
+  if constexpr (K < kMost) {
+    return dispatch_short<kMost, K + 1>(p, f);
+  }
+  return false;
 }
 
 }  // namespace ops::depthwise_conv1d

@@ -1,4 +1,4 @@
-// short_filter: 2 to 4 taps, stride 1, both layouts. Accumulates in float32; the filter is in
+// short_filter: 2 to 7 taps, stride 1, both layouts. Accumulates in float32; the filter is in
 // registers, inputs come from the L1 cache. All gradients: short_filter_gradients.cu.
 //
 // Planes (dilation 1)
@@ -22,8 +22,9 @@ constexpr int kResidentThreads = 1024;
 #endif
 
 template <typename T, int K, Alignment kAlignment>
-__global__ void __launch_bounds__(kShortThreads, kResidentThreads / kShortThreads *
-                                                     (kAlignment == Alignment::kAny ? 3 : 4) / 4)
+__global__ void __launch_bounds__(kShortThreads,
+                                  kResidentThreads / kShortThreads *
+                                      (kAlignment == Alignment::kAny || K > 4 ? 3 : 4) / 4)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVector<T>;
   const TileBlock block(tiles);
@@ -157,10 +158,12 @@ bool launch_pixels(const Convolution<T>& p, const Run& run) {
 
 template <typename T>
 bool short_filter(const Convolution<T>& p, const Run& run) {
-  return dispatch_short(p, [&](auto taps) {
-    constexpr int K = taps.value;
-    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
-  });
+  if (p.channels_last) {
+    return dispatch_short<kShortPixels>(
+        p, [&](auto taps) { return launch_pixels<T, taps.value>(p, run); });
+  }
+  return dispatch_short<kShortPlanes<T>>(
+      p, [&](auto taps) { return launch_planes<T, taps.value>(p, run); });
 }
 
 template bool short_filter(const Convolution<float>&, const Run&);

@@ -1,4 +1,4 @@
-// short_filter: all gradients of filters with 2 to 4 taps in one pass, stride 1, both layouts, with
+// short_filter: all gradients of filters with 2 to 7 taps in one pass, stride 1, both layouts, with
 // that of the activation. Accumulates in float32; inputs come from the L1 cache.
 //
 // With i = t − padding, the gradient of the pre-activation is h[i] = g[t] · silu'(Σ_k w[k] x[i +
@@ -21,7 +21,7 @@ constexpr int kGradientsThreads = 128;
 constexpr int kLaneTiles = kWarp - 1;  // tiles of planes per warp at a time
 
 template <typename T, int K, Alignment kAlignment>
-__global__ void __launch_bounds__(kGradientsThreads, 8)
+__global__ void __launch_bounds__(kGradientsThreads, K <= 4 ? 8 : 6)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVector<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
   constexpr bool kShiftsKnown = kAlignment != Alignment::kAny;
@@ -254,10 +254,12 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
 
 template <typename T>
 bool short_filter_gradients(const AllGradients<T>& p, const Run& run) {
-  return dispatch_short(p, [&](auto taps) {
-    constexpr int K = taps.value;
-    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
-  });
+  if (p.channels_last) {
+    return dispatch_short<kShortPixels>(
+        p, [&](auto taps) { return launch_pixels<T, taps.value>(p, run); });
+  }
+  return dispatch_short<kShortPlanes<T>>(
+      p, [&](auto taps) { return launch_planes<T, taps.value>(p, run); });
 }
 
 template bool short_filter_gradients(const AllGradients<float>&, const Run&);
