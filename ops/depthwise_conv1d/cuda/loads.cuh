@@ -174,8 +174,12 @@ __device__ __forceinline__ void load(const T* row, int at, int size, float* to) 
 // Store those of kCount elements that are inside the row, from row[at] on, at an aligned address.
 template <int kCount, typename T>
 __device__ __forceinline__ void store(T* row, int at, int size, const float (&from)[kCount]) {
+  constexpr int V = std::min(kCount, kVector<T>);
   if (at >= 0 && at + kCount <= size) {
-    store_vector(row + at, from);
+#pragma unroll
+    for (int i = 0; i < kCount; i += V) {
+      store_vector(row + at + i, reinterpret_cast<const float (&)[V]>(from[i]));
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -277,22 +281,22 @@ struct ShortFilter {
   }
 };
 
-// Most taps of short filters: of channels-last tensors, and of planes, where the halo of a thread
-// is at most one vector of its neighbour.
-constexpr int kShortPixels = 7;
-template <typename T>
-constexpr int kShortPlanes = std::min(kShortPixels, kVector<T> + 1);
+// Outputs per thread of a short filter along T: whole vectors, at least the halo.
+template <typename T, int K>
+constexpr int kPlaneOutputs = round_up(std::max(K - 1, kVector<T>), kVector<T>);
 
-// Return f(taps) for filters of K to kMost taps, stride 1, else false.
-template <int kMost, int K = 2, typename P, typename F>
+// Return f(taps) for filters of 2 to 7 taps, stride 1, else false.
+template <typename P, typename F>
 bool dispatch_short(const P& p, const F& f) {
-  if (p.taps == K && p.is_tileable()) {
-    return f(std::integral_constant<int, K>{});
+  switch (p.is_tileable() ? p.taps : 0) {
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    case 6: return f(std::integral_constant<int, 6>{});
+    case 7: return f(std::integral_constant<int, 7>{});
+    default: return false;
   }
-  if constexpr (K < kMost) {
-    return dispatch_short<kMost, K + 1>(p, f);
-  }
-  return false;
 }
 
 }  // namespace ops::depthwise_conv1d

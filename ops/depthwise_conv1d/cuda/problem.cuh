@@ -193,8 +193,7 @@ bool pixels(const Convolution<T>& p, const Run& run);
 template <typename T>
 bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run);
 
-// 2 to 7 taps (planes in float32: 5), stride 1, both layouts; all gradients, also that of SiLU, in
-// one pass.
+// 2 to 7 taps, stride 1, both layouts; all gradients, also that of SiLU, in one pass.
 template <typename T>
 bool short_filter(const Convolution<T>& p, const Run& run);
 template <typename T>

@@ -3,7 +3,7 @@
 //
 // Planes (dilation 1)
 //   block:   a split of a channel's rows
-//   thread:  16 bytes of adjacent outputs at a time
+//   thread:  16 bytes of adjacent outputs at a time (float32 with 6 and 7 taps: 32)
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  4 adjacent channels; marches along T with the last K − 1 inputs in registers
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kShortThreads,
                                   kResidentThreads / kShortThreads *
                                       (kAlignment == Alignment::kAny || K > 4 ? 3 : 4) / 4)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kVector<T>;
+  constexpr int kOutputs = kPlaneOutputs<T, K>;
   const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const T* const in_rows = p.in.row(0, block.channel);
@@ -125,8 +125,8 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
   const auto launch = [&](auto alignment) {
     constexpr auto kernel = planes_kernel<T, K, alignment.value>;
     const Tiles tiles =
-        split_tiles(p.n, 0, p.out_t, kVector<T>, alignment.value == Alignment::kVector, p.c,
-                    kShortThreads, resident_blocks(kernel, kShortThreads, 0), kMostTiles);
+        split_tiles(p.n, 0, p.out_t, kPlaneOutputs<T, K>, alignment.value == Alignment::kVector,
+                    p.c, kShortThreads, resident_blocks(kernel, kShortThreads, 0), kMostTiles);
     launch_kernel(kernel, p.c * tiles.splits, kShortThreads, 0, run.stream, p, tiles);
   };
   dispatch_alignment<T>(p.padding == K - 1 && are_equally_aligned(p.in, p.out),
@@ -158,12 +158,10 @@ bool launch_pixels(const Convolution<T>& p, const Run& run) {
 
 template <typename T>
 bool short_filter(const Convolution<T>& p, const Run& run) {
-  if (p.channels_last) {
-    return dispatch_short<kShortPixels>(
-        p, [&](auto taps) { return launch_pixels<T, taps.value>(p, run); });
-  }
-  return dispatch_short<kShortPlanes<T>>(
-      p, [&](auto taps) { return launch_planes<T, taps.value>(p, run); });
+  return dispatch_short(p, [&](auto taps) {
+    constexpr int K = taps.value;
+    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
+  });
 }
 
 template bool short_filter(const Convolution<float>&, const Run&);

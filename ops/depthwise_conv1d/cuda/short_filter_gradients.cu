@@ -7,8 +7,9 @@
 //
 // Planes (dilation 1)
 //   block:   a split of a channel's rows
-//   thread:  16 bytes of adjacent grad_input at a time; h of the K − 1 elements after them comes
-//            from the next lane, so that the last lane writes nothing
+//   thread:  16 bytes of adjacent grad_input at a time (float32 with 6 and 7 taps: 32); h of the
+//            K − 1 elements after them comes from the next lane, so that the last lane writes
+//            nothing
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  2 adjacent channels; marches along T with the last K − 1 inputs and h in registers
@@ -23,7 +24,7 @@ constexpr int kLaneTiles = kWarp - 1;  // tiles of planes per warp at a time
 template <typename T, int K, Alignment kAlignment>
 __global__ void __launch_bounds__(kGradientsThreads, K <= 4 ? 8 : 6)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kVector<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
+  constexpr int kOutputs = kPlaneOutputs<T, K>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
   constexpr bool kShiftsKnown = kAlignment != Alignment::kAny;
   __shared__ float shared[kWarps / 2 * (K + 1)];
   const TileBlock block(tiles);
@@ -204,7 +205,8 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
     return false;
   }
   // A tile has the elements of h that are K − 1 before its outputs; all of them are in a tile.
-  constexpr int64_t kOutputs = kVector<T>, kThreads = kGradientsThreads / kWarp * kLaneTiles;
+  constexpr int64_t kOutputs = kPlaneOutputs<T, K>,
+                    kThreads = kGradientsThreads / kWarp * kLaneTiles;
   const int64_t before = std::max<int64_t>(0, p.padding - (K - 1));
   const int64_t first = -ceil_div(before, kOutputs) * kOutputs;
   const int64_t positions = std::max(p.in_t, p.out_t - p.padding + K - 1) - first;
@@ -254,12 +256,10 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
 
 template <typename T>
 bool short_filter_gradients(const AllGradients<T>& p, const Run& run) {
-  if (p.channels_last) {
-    return dispatch_short<kShortPixels>(
-        p, [&](auto taps) { return launch_pixels<T, taps.value>(p, run); });
-  }
-  return dispatch_short<kShortPlanes<T>>(
-      p, [&](auto taps) { return launch_planes<T, taps.value>(p, run); });
+  return dispatch_short(p, [&](auto taps) {
+    constexpr int K = taps.value;
+    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
+  });
 }
 
 template bool short_filter_gradients(const AllGradients<float>&, const Run&);
