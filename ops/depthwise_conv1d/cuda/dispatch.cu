@@ -124,12 +124,12 @@ struct Kernels {
     if constexpr (!std::is_same_v<T, double>) {
       const AllGradients<T> all{sums, weight, bias, g.silu, dense_rows(g, to.input, g.t)};
       // Separate passes are faster for a weight gradient alone of [N, T, C], and of [N, C, T] in
-      // float32 with 5 taps or more (large: 4); for tiny problems of [N, T, C], or with one
-      // gradient.
+      // float32 with 5 taps or more (large: 4); for tiny problems of [N, T, C], and of [N, C, T]
+      // for the input gradient alone with 5 taps or more.
       const bool large = g.taps == 4 && g.n * g.c * g.t >= kLargePlanes && g.t % 4 == 0;
       const bool alone = g.channels_last || (sizeof(T) == 4 && (g.taps > 4 || large));
       const bool both = to.input && to.weight;
-      const bool tiny = is_tiny(sums) && (g.channels_last || !both);
+      const bool tiny = is_tiny(sums) && (g.channels_last || (!to.weight && g.taps > 4));
       const bool together = !tiny && (g.silu || both || (to.weight && !alone));
       if (together && short_filter_gradients(all, run)) return;
     }
