@@ -30,19 +30,20 @@ class Surface(NamedTuple):
 
 
 def find_surfaces(gray: Gray, invert: bool | None) -> Iterator[Surface]:
-    """Yield the sheet, if one is found in the picture, and the whole picture.
+    """Yield the sheets that are found in the picture, light ones first, and the whole picture.
 
-    `invert`: the ink is dark. None: it is on a sheet, and if the border of the picture is bright.
+    `invert`: the ink is dark. None: dark on a light sheet, light on a dark one, and on the whole
+    picture dark if its border is bright.
     """
     factor = -(-max(gray.shape) // COARSE_SIDE)
     coarse = np.asarray(Image.fromarray(gray).reduce(factor))
     bright = coarse > otsu(coarse)
-    if invert is not False:
-        sheet = _find_sheet(bright)
-        if sheet is not None:
+    for is_dark in (True, False) if invert is None else (invert,):
+        sheet = _find_sheet(bright if is_dark else ~bright)
+        if sheet is not None and (is_dark or not _is_shadow(sheet)):
             inside = sheet.repeat(factor, 0).repeat(factor, 1)[: gray.shape[0], : gray.shape[1]]
             (box,) = ndimage.find_objects(inside.view(np.uint8), 1)
-            yield Surface(gray[box], inside[box], True)
+            yield Surface((gray if is_dark else 255 - gray)[box], inside[box], True)
     if invert is None:
         invert = bool(border(bright.view(np.uint8)).mean() >= BRIGHT_BORDER)
     yield Surface(gray if invert else 255 - gray, np.ones(gray.shape, bool), False)
@@ -70,6 +71,11 @@ def _find_sheet(bright: Mask) -> Mask | None:
         return None
     inner = ndimage.binary_erosion(sheet, iterations=2, border_value=1)  # without its edges
     return inner if inner.any() else None
+
+
+def _is_shadow(region: Mask) -> bool:
+    """Return whether a dark region reaches two adjacent sides of the picture, as shadows do."""
+    return bool(region[[0, -1]].any() and region[:, [0, -1]].any())
 
 
 def ink_of(surface: Surface, side: int) -> Ink:

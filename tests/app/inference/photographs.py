@@ -1,4 +1,4 @@
-"""Draw photographs of handwritten digits: paper on a desk, shadows, boxes, blots and lines.
+"""Draw photographs of handwritten digits: paper on a desk, shadows, boxes, blots, lines, slates.
 
 `photograph` draws a digit in ink on a sheet, puts the sheet in perspective on a desk, lights the
 scene and passes it through a camera: blur, noise and JPEG. Every length is a share of the shorter
@@ -21,6 +21,7 @@ SITUATIONS = (
     "blot",
     "underlined",
     "blackboard",
+    "slate",
     "sticker",
 )
 SHEET = 640  # pixels of the longer side of a sheet before it is put in perspective
@@ -35,11 +36,15 @@ def photograph(digit, situation, random, side=420):
     if situation == "sticker":
         return _sticker(digit, random, height, width)
     sheet = _sheet(digit, situation, random, height / width)
-    if situation == "blackboard":
+    if situation in ("blackboard", "slate"):
         board, chalk = random.uniform(0.1, 0.35), random.uniform(0.65, 0.95)
         surface = board + (chalk - board) * sheet
         scene = _in_perspective(surface, _corners("plain", random), (height, width), board)
         scene = scene * (1 + random.uniform(0, 0.1) * _texture(random, height, width, (9, 9)))
+        if situation == "slate":  # in a light frame
+            frame = int(side * random.uniform(0.03, 0.25))
+            scene = np.pad(scene, frame, constant_values=random.uniform(0.6, 0.97))
+            height, width = scene.shape
     else:
         paper, ink = random.uniform(0.75, 0.97), random.uniform(0.05, 0.4)
         surface = paper + (ink - paper) * sheet
