@@ -111,7 +111,10 @@ def test_extreme_values(op, dtype, device):
             rounded[a.isnan()] = torch.nan
         epsilon = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
         rtol = 32 * epsilon + (op.roundings * torch.finfo(dtype).eps if dtype.itemsize < 4 else 0)
-        torch.testing.assert_close(a.double(), rounded, rtol=rtol, atol=rtol, equal_nan=True)
+        name = f"gradient of tensor {i}" if i >= 0 else f"output {i + len(grads)}"
+        torch.testing.assert_close(
+            *(a.double(), rounded), rtol=rtol, atol=rtol, equal_nan=True, msg=f"{name}: {{}}".format
+        )
 
 
 @each_device
