@@ -4,13 +4,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
 from ops.core import check, windows
 from ops.core.gradient import as_tuple
-from ops.core.library import EAGER
+from ops.core.library import EAGER, has_eager
 from ops.core.memory import convert_out_of_memory
 from ops.core.sharding import register_strategies
 from ops.core.torch_private import OpOverload, name_of, schema_of
@@ -86,12 +85,11 @@ def make_caller(
     active. An `int[2]` may be a tuple of two ints, or one int for both. Without the eager library,
     return `fallback` with its out-of-memory errors converted.
     """
-    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
+    if not has_eager():
         return convert_out_of_memory(fallback, name_of(op))
     eager = importlib.import_module(f"ops.{EAGER}")
-    caller: Callable[..., Any] = eager.make_caller(
-        op.name().removesuffix(".default"), rank, fallback
-    )
+    name = op.name().removesuffix(".default")
+    caller: Callable[..., Any] = eager.make_caller(name, rank, fallback)
     return caller
 
 

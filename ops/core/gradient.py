@@ -2,14 +2,14 @@
 
 The names of the backward operator's arguments say where they come from:
 
-    grad_NAME                       gradients of the leading outputs, in the order of the outputs
+    grad_…                          gradients of the leading outputs, in order (… is not checked)
     NAME                            an argument or an output of the operator; a single unnamed
                                     output is called `output`
-    output_mask                     one bool per tensor argument: whether its gradient is needed
-                                    (arguments that the operator mutates have none)
+    output_mask                     one bool per tensor argument that the operator does not mutate:
+                                    whether its gradient is needed
     height, width, channels_last    properties of the first argument, an image
 
-Autograd saves these arguments and outputs. The eager library (eager/autograd.h) or Python
+Autograd saves the arguments, outputs and properties. The eager library (eager/autograd.h) or Python
 (autograd.py) makes the call.
 """
 
@@ -28,12 +28,11 @@ class Gradient(NamedTuple):
     """The gradient of an operator.
 
     Attributes:
-        call: f(values, grads, needed), returns gradients of the leading arguments (None: not
-            needed) from the saved `values` and the gradients of the outputs.
-        values: f(inputs, outputs), returns what autograd saves.
+        call: f(values, grads, needed), returns gradients of the leading arguments, None where not
+            needed. `values` are the saved values, `grads` the gradients of the outputs.
+        values: f(inputs, outputs), returns the values that autograd saves.
         grads: number of leading outputs that are differentiable.
-        eager: arguments of register_autograd in eager/autograd.h: name of the backward operator,
-            kinds and indices of its sources, indices of the tensor arguments. None: `call` is a
+        eager: the last four arguments of register_autograd (eager/autograd.h). None if `call` is a
             Python function.
     """
 
@@ -47,7 +46,7 @@ def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> 
     """Return the gradient that is a call of the operator or function `backward`.
 
     Raises:
-        TypeError: the schema of an operator `backward` does not fit that of `op`.
+        TypeError: `backward` is an operator whose schema does not fit that of `op`.
     """
     arguments, returns = schema_of(op).arguments, schema_of(op).returns
     if not isinstance(backward, OpOverload):
@@ -55,7 +54,7 @@ def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> 
     operator = backward
     error = f"{name_of(op)}: gradient {name_of(operator)}: "
     tensors = [i for i, x in enumerate(arguments) if _is_tensor(x) and not is_mutable(x)]
-    # Sources of arguments: Source::Kind in eager/gradient.h, index and type.
+    # By name: kind of source (Source::Kind in eager/gradient.h), index, type.
     known = {
         "output_mask": ("m", 0, "List[bool]"),
         "height": ("h", 0, "int"),
@@ -63,9 +62,8 @@ def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> 
         "channels_last": ("l", 0, "bool"),
     }
     known |= {x.name or "output": ("o", i, "Tensor") for i, x in enumerate(returns)}
-    known |= {
-        x.name: ("t" if _is_tensor(x) else "c", i, str(x.type)) for i, x in enumerate(arguments)
-    }
+    for i, x in enumerate(arguments):
+        known[x.name] = ("t" if _is_tensor(x) else "c", i, str(x.type))
     kinds, grads = "", 0
     indices: list[int] = []
     for x in schema_of(operator).arguments:
@@ -103,7 +101,7 @@ def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> 
             for kind, i, value in zip(kinds, indices, values, strict=True)
         ]
         found = dict(zip(tensors, as_tuple(operator(*args)), strict=True))
-        return [found[i] if i in found and needed[i] else None for i in range(len(arguments))]
+        return [found.get(i) if needed[i] else None for i in range(len(arguments))]
 
     return Gradient(call, values, grads, (name_of(operator), kinds, indices, tensors))
 

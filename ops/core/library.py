@@ -41,6 +41,11 @@ def load() -> None:
         _load_optional(folder, "_C_cuda", "CUDA kernels", "only the CPU works")
 
 
+def has_eager() -> bool:
+    """Return whether the eager library is loaded."""
+    return hasattr(torch.ops.lenet_ops_eager, "register_autograd")
+
+
 def _load_optional(folder: Path, name: str, contents: str, fallback: str) -> None:
     """Load the library `name` if it exists; if that fails, warn that `fallback` applies."""
     library = next(folder.glob(f"{name}.*"), None)

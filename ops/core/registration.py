@@ -1,4 +1,4 @@
-"""Register operators with PyTorch; check each declaration against the operator's schema."""
+"""Register operators with PyTorch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +10,12 @@ from torch.utils.flop_counter import register_flop_formula
 from ops.core import autocast as python_autocast
 from ops.core import autograd, check
 from ops.core.gradient import Gradient, make_gradient
+from ops.core.library import has_eager
 from ops.core.sharding import Sharding, pending
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Autocast = Mapping[str, torch.dtype | None]
-REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, as for conv2d
+REGION: Autocast = {"cpu": None, "cuda": None}  # cast to the region's dtype, as conv2d
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _gradients: dict[OpOverload, Gradient] = {}
@@ -36,29 +37,27 @@ def register(
 ) -> None:
     """Register an operator with PyTorch's subsystems.
 
-    Gradients also work under torch.func's transforms (grad, jacrev, jvp, jacfwd) and their
-    compositions with vmap, which torch.library.register_autograd does not allow.
+    Gradients also work under torch.func's transforms (grad, jacrev, jvp, jacfwd) and with vmap in
+    them. torch.library.register_autograd allows neither.
 
     Args:
         op: the operator.
         fake: f(*args), returns uninitialised outputs of the right shape, dtype and layout.
-        backward: the gradient. A backward operator (see gradient.py), called in C++ if the eager
-            library is loaded; or f(args, grads, needed), which returns gradients of the leading
-            arguments.
+        backward: a backward operator (see gradient.py), called in C++ if the eager library is
+            loaded; or f(args, grads, needed), returns gradients of the leading arguments.
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
             if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
         sharding: strategies of DTensor, see sharding.py.
         autograd_variant: an operator with the arguments of `op` that also returns the tensors that
-            its gradient needs; autograd calls it instead of `op`. If `op` has derivatives of its
-            own (`backward`, `jvp`), torch.func's transforms and forward mode call `op`. Register it
-            before `op`.
+            its gradient needs, registered before `op`. Autograd calls it instead of `op`; if there
+            is a `jvp`, not in torch.func's transforms and forward mode.
         autocast: for each device type, the dtype to cast to (None: that of the autocast region).
-        flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
+        flops: f(*args, out_shape=...), returns FLOPs; takes shapes in place of tensors.
         decomposition: f(*args), computes all outputs by ATen operators, for exported programs.
 
     Raises:
-        TypeError: the backward operator's schema does not fit that of `op`, or there is none.
+        TypeError: the schema of `backward` does not fit that of `op`, or no gradient is given.
     """
     if backward is not None:
         _gradients[op] = make_gradient(op, backward)
@@ -76,15 +75,13 @@ def register(
     torch.library.register_vmap(op, vmap)
     if flops is not None:
         register_flop_formula(getattr(torch.ops.lenet_ops, name_of(op)))(flops)
-    eager = torch.ops.lenet_ops_eager
-    has_eager = hasattr(eager, "register_autograd")
-    if has_eager:
+    if has_eager():
         variant = autograd_variant or op
-        call = _gradients[variant].eager or ("", "", [], [])
-        eager.register_autograd(name_of(op), name_of(variant), *call)
+        call = _gradients[variant].eager or ()  # (): Python computes gradients
+        torch.ops.lenet_ops_eager.register_autograd(name_of(op), name_of(variant), *call)
     for device, dtype in (autocast or {}).items():
-        if has_eager:
-            eager.register_autocast(name_of(op), device, dtype)
+        if has_eager():
+            torch.ops.lenet_ops_eager.register_autocast(name_of(op), device, dtype)
         else:
             cast = python_autocast.make_kernel(op, device, dtype)
             _fragment.impl(name_of(op), cast, f"Autocast{device.upper()}")
@@ -93,7 +90,7 @@ def register(
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Return decompositions of the forward operators into ATen, for ExecuTorch or Core ML.
 
-    Not of :func:`batch_norm_act2d`, which torch.export records as PyTorch's operators::
+    :func:`batch_norm_act2d` needs none: torch.export records it as PyTorch's operators. Usage::
 
         table = torch.export.default_decompositions()
         table.update(decompositions())
@@ -105,7 +102,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `fake` with checks of dtype and devices.
 
-    PyTorch also calls fakes if arguments are on different devices, such as meta and CPU.
+    PyTorch calls fakes even if the devices of arguments differ, such as meta and CPU.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 

@@ -15,20 +15,22 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 Dims = Sequence[int | None]
 
 
-def elementwise(op: OpOverload, derivative: OpOverload | Callable[..., Tensor]) -> Parts:
+def elementwise(
+    op: OpOverload, backward_or_composition: OpOverload | Callable[..., Tensor]
+) -> Parts:
     """Return fake, gradient, jvp, vmap and sharding of an elementwise operator.
 
     All its tensors have one shape.
 
     Args:
         op: the operator.
-        derivative: the backward operator of a one-tensor operator; or a composition of PyTorch
-            operators that computes the same as `op`, from which the derivatives follow.
+        backward_or_composition: the backward operator, if `op` has one tensor; or a composition of
+            PyTorch operators that computes the same as `op`: derivatives are derived from it.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 
     def fake(*tensors: Tensor) -> Tensor:
-        like = tensors[-1]
+        like = tensors[-1]  # of a backward operator: the saved tensor
         for name, x in zip(names, tensors, strict=True):
             check.same(name_of(op), name, x, like.shape, like.dtype)
         return torch.empty_like(like)
@@ -40,30 +42,27 @@ def elementwise(op: OpOverload, derivative: OpOverload | Callable[..., Tensor]) 
         return [((dim,), (dim,) * len(names)) for dim in (None, *range(like.ndim))]
 
     parts: Parts = {"fake": fake, "vmap": vmap, "sharding": sharding}
-    if not isinstance(derivative, OpOverload):
-        return parts | derivatives_of(derivative)
-    gradient = make_gradient(op, derivative)
+    if not isinstance(backward_or_composition, OpOverload):
+        return parts | derivatives_of(backward_or_composition)
+    gradient = make_gradient(op, backward_or_composition)
 
     def jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
         """Call the backward operator: the Jacobian is diagonal, hence its own transpose."""
         return gradient.call(gradient.values(args, outputs), tangents, (True,))[0]
 
-    return parts | {"backward": derivative, "jvp": jvp}
+    return parts | {"backward": backward_or_composition, "jvp": jvp}
 
 
 def linear(op: OpOverload, transpose: OpOverload | Callable[..., Tensor]) -> Parts:
     """Return gradient and jvp of an operator that is linear in its first tensor.
 
     Args:
-        op: the operator; the derivative with respect to all other arguments is zero.
+        op: the operator. Its other arguments have no derivative.
         transpose: the backward operator, or f(grad, *rest) with the other arguments.
     """
 
-    def jvp(args: Any, outputs: Any, tangents: Sequence[Tensor | None]) -> Tensor:
-        if tangents[0] is None:
-            return torch.zeros_like(outputs[0])
-        result: Tensor = op(tangents[0], *args[1:])
-        return result
+    def jvp(args: Any, outputs: Any, tangents: Any) -> Any:
+        return op(tangents[0], *args[1:])
 
     if isinstance(transpose, OpOverload):
         return {"backward": transpose, "jvp": jvp}
@@ -81,10 +80,9 @@ def folded(
 
     Args:
         op: the operator.
-        batch_dims: for each tensor, the dimension to fold into. None: a parameter, without a batch
-            dimension.
-        out_dims: for each output, the folded dimension. None: the output is a sum over the batch,
-            such as a parameter's gradient.
+        batch_dims: for each tensor, the dimension to fold into; None for a parameter.
+        out_dims: for each output, the folded dimension; None for a sum over the batch, such as a
+            parameter's gradient.
         mask: whether the last argument is a mask of the outputs to compute.
 
     The rule calls the operator once per sample if a parameter is mapped or a sum over the batch is
@@ -110,7 +108,7 @@ def folded(
                 outputs.append(y.unflatten(dim, (info.batch_size, y.shape[dim] // info.batch_size)))
                 dims.append(dim)
             else:
-                outputs.append(y.expand(info.batch_size, 0))
+                outputs.append(y.expand(info.batch_size, 0))  # not computed: shape [0]
                 dims.append(0)
         if isinstance(results, tuple):
             return tuple(outputs), tuple(dims)
@@ -128,7 +126,7 @@ def batch_first(info: Any, in_dims: Dims, *tensors: Tensor) -> list[Tensor]:
 
 
 def loop_over_samples(op: Callable[..., Any], info: Any, in_dims: Dims, *args: Any) -> Any:
-    """Call `op` once per sample and stack the outputs, as an unbatched vmap rule."""
+    """Call `op` once per sample and stack the outputs, as a vmap rule."""
     samples = [
         op(
             *(

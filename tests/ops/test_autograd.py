@@ -1,6 +1,7 @@
 """First and second derivatives, saved tensors, and autograd's other features."""
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,20 @@ def test_compiled_autograd(op):
         output.backward()
     for x, grad in zip(tensors, expected, strict=True):
         torch.testing.assert_close(x.grad, grad)
+
+
+@pytest.mark.skipif(not library.has_eager(), reason="a torch.autograd.Function does not raise")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_input_detached_in_place_raises(compiled):
+    """As a built-in operator does: double backward would treat the input as constant."""
+    x = torch.ones(3, requires_grad=True) * 2
+    output = ops.gelu(x).sum()
+    x.detach_()
+    torch._dynamo.reset()
+    compiler = torch.compile(backend="eager")
+    mode = torch._dynamo.compiled_autograd._enable(compiler) if compiled else nullcontext()
+    with mode, pytest.raises(RuntimeError, match="detached in-place"):
+        output.backward()
 
 
 @each_operator

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ops
 from ops.core.calls import make_caller
+from ops.core.library import has_eager
 from tests.ops.operator_entry import raw
 from tests.ops.tensors import as_tuple
 
@@ -29,9 +30,7 @@ CALLS = {
     "depthwise_conv2d": lambda x: ops.depthwise_conv2d(x, WEIGHT, stride=(2, 1)),
 }
 each_call = pytest.mark.parametrize(("name", "call"), CALLS.items(), ids=CALLS)
-needs_eager = pytest.mark.skipif(
-    not hasattr(torch.ops.lenet_ops_eager, "register_autograd"), reason="needs the eager library"
-)
+needs_eager = pytest.mark.skipif(not has_eager(), reason="needs the eager library")
 
 
 class Subclass(torch.Tensor):

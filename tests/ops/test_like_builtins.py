@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ops
+from ops.core.library import has_eager
 from tests.ops.operator_entry import raw
 from tests.ops.operators import each_operator
 from tests.ops.tensors import inputs, total
 from tests.ops.test_library import copy_with_cpu_kernels, import_ops
 
-EAGER = hasattr(torch.ops.lenet_ops_eager, "register_autograd")
 TOO_MANY = 2**45  # elements: more bytes than a 47-bit address space
 
 
@@ -32,7 +32,7 @@ def assert_out_of_memory(function, name=""):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("function", [ops.exp, ops.gelu, ops.ncrelu, raw.exp.default])
 def test_out_of_memory(function, mode):
-    if function is raw.exp.default and mode is torch.inference_mode and not EAGER:
+    if function is raw.exp.default and mode is torch.inference_mode and not has_eager():
         pytest.skip("only the eager library converts the kernel's error here")
     x = torch.ones(1, 1, requires_grad=True).expand(1, TOO_MANY)
     with mode():
@@ -276,7 +276,7 @@ each_peer = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
+@pytest.mark.skipif(not has_eager(), reason="without the eager library, calls go through Python")
 @each_peer
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_host_time(ours, builtin, mode):
@@ -286,7 +286,7 @@ def test_host_time(ours, builtin, mode):
         assert is_fast(lambda: ours(x), lambda: builtin(x), 1.45)
 
 
-@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
+@pytest.mark.skipif(not has_eager(), reason="without the eager library, calls go through Python")
 @each_peer
 def test_host_time_with_backward(ours, builtin):
     x = torch.ones(1, 2, 2, 2, requires_grad=True)

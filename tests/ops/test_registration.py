@@ -7,7 +7,6 @@ import torch
 
 from ops.core.gradient import make_gradient
 from ops.core.registration import register
-from ops.core.rules import linear
 from tests.ops.operator_entry import raw
 
 GELU, POOL = raw.gelu.default, raw.max_pool2d_with_indices.default
@@ -55,9 +54,3 @@ def test_values_of_a_backward_operator():
     outputs = torch.ones(1), torch.zeros(1)
     assert gradient.values(inputs, outputs) == [None, outputs[1], *inputs[1:], 3, 5, False]
     assert gradient.grads == 1
-
-
-def test_linear_operator_ignores_tangents_of_constants():
-    parts = linear(raw.ncrelu_with_signs_backward.default, lambda *_: None)
-    outputs = (torch.ones(2),)
-    assert not parts["jvp"]((None,), outputs, (None, torch.ones(2), None, None)).any()

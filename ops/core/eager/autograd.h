@@ -95,10 +95,10 @@ class AutogradKernel : public c10::OperatorKernel {
 // Register an operator's autograd kernel (AutogradKernel) and its BackendSelect kernel (memory.h).
 //
 // `variant` is the operator that autograd calls, usually the operator itself; `backward` its
-// backward operator (empty: Python computes gradients), whose arguments have the sources `kinds`
-// and `indices`; `tensors` are the indices of its tensor arguments. Python has checked the schemas.
+// backward operator (nullopt: Python computes gradients), whose arguments have the sources `kinds`
+// and `indices`; `tensors` are BackwardCall::tensors. Python has checked the schemas.
 inline void register_autograd(const std::string& name, const std::string& variant,
-                              const std::string& backward, const std::string& kinds,
+                              const std::optional<std::string>& backward, const std::string& kinds,
                               const std::vector<int64_t>& indices,
                               const std::vector<int64_t>& tensors) {
   static torch::Library libraries[] = {
@@ -112,8 +112,8 @@ inline void register_autograd(const std::string& name, const std::string& varian
     return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
   };
   std::optional<BackwardCall> call;
-  if (!backward.empty()) {
-    call = BackwardCall{find(backward), {}, {tensors.begin(), tensors.end()}, 0};
+  if (backward) {
+    call = BackwardCall{find(*backward), {}, {tensors.begin(), tensors.end()}, 0};
     for (size_t i = 0; i < kinds.size(); ++i) {
       call->sources.push_back({Source::Kind(kinds[i]), static_cast<size_t>(indices[i])});
       call->grads += kinds[i] == Source::grad;

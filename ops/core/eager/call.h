@@ -15,7 +15,6 @@
 
 #include <cstring>
 #include <exception>
-#include <string>
 #include <utility>
 
 extern __attribute__((visibility("default"))) PyObject *THPVariableClass, *ParameterClass;
@@ -44,11 +43,10 @@ inline bool has_known_layout() {
   return same;
 }
 
-// Return whether no Python mode, transform or trace is active in this thread.
+// Return whether this thread has only the default dispatch keys, and no torch-function mode.
 inline bool is_plain_state() {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return (included | c10::default_included_set) == c10::default_included_set &&
-         !at::impl::torch_function_mode_enabled();
+  return c10::default_included_set.has_all(included) && !at::impl::torch_function_mode_enabled();
 }
 
 // Releases Python's global interpreter lock (GIL) for its lifetime.
@@ -69,11 +67,11 @@ class Caller {
   // The function calls `op` and returns the first output. Unless `rank` is 0, calls whose first
   // argument has another rank go to `fallback`.
   Caller(c10::OperatorHandle op, int64_t rank, PyObject* fallback)
-      : op_(std::move(op)), rank_(rank), fallback_(fallback), name_(op_.schema().name()) {
+      : op_(std::move(op)), rank_(rank), fallback_(fallback) {
     Py_INCREF(fallback);
   }
 
-  // Return the Python function. The Caller is never freed, because operators are not.
+  // Return the Python function. The Caller is never freed: operators live until the process ends.
   PyObject* function() {
     PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
     return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
@@ -113,13 +111,13 @@ class Caller {
     return rank_ == 0 || stack->front().toTensor().dim() == rank_;
   }
 
-  // Push one argument to the stack; return false if it is not exactly of its type. An int[2] is a
+  // Push an argument; return false unless its type is exactly that of the schema. An int[2] is a
   // tuple of two ints, or one int for both.
   static bool read(const c10::Argument& argument, PyObject* value, torch::jit::Stack* stack) {
     PyTypeObject* const type = Py_TYPE(value);
-    int64_t pair[2];
+    int64_t ints[2];
     switch (argument.type()->kind()) {
-      case c10::TypeKind::OptionalType:  // of a tensor
+      case c10::TypeKind::OptionalType:  // Tensor?, the only optional type in the schemas
         if (value == Py_None) {
           stack->emplace_back();
           return true;
@@ -134,10 +132,10 @@ class Caller {
         return true;
       }
       case c10::TypeKind::IntType:
-        if (!read_int(value, pair)) {
+        if (!read_int(value, ints)) {
           return false;
         }
-        stack->emplace_back(pair[0]);
+        stack->emplace_back(ints[0]);
         return true;
       case c10::TypeKind::FloatType:
         if (type != &PyFloat_Type) {
@@ -147,11 +145,11 @@ class Caller {
         return true;
       case c10::TypeKind::ListType: {
         const bool two = type == &PyTuple_Type && PyTuple_Size(value) == 2;
-        if (argument.N() != 2 || !read_int(two ? PyTuple_GetItem(value, 0) : value, pair) ||
-            !read_int(two ? PyTuple_GetItem(value, 1) : value, pair + 1)) {
+        if (argument.N() != 2 || !read_int(two ? PyTuple_GetItem(value, 0) : value, ints) ||
+            !read_int(two ? PyTuple_GetItem(value, 1) : value, ints + 1)) {
           return false;
         }
-        stack->emplace_back(c10::IntArrayRef(pair));
+        stack->emplace_back(c10::IntArrayRef(ints));
         return true;
       }
       case c10::TypeKind::BoolType:
@@ -176,8 +174,7 @@ class Caller {
   c10::OperatorHandle op_;
   int64_t rank_;
   PyObject* fallback_;
-  std::string name_;
-  PyMethodDef definition_{name_.c_str(), &call, METH_VARARGS, nullptr};
+  PyMethodDef definition_{op_.schema().name().c_str(), &call, METH_VARARGS, nullptr};
 };
 
 // make_caller(name, rank, fallback): see core/calls.py.
@@ -189,8 +186,7 @@ inline PyObject* make_caller(PyObject*, PyObject* args) {
     return nullptr;
   }
   try {
-    static const bool known_layout = has_known_layout();
-    if (!known_layout) {
+    if (static const bool known_layout = has_known_layout(); !known_layout) {
       Py_INCREF(fallback);
       return fallback;
     }

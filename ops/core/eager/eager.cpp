@@ -8,8 +8,8 @@ namespace ops {
 
 TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
   library.def(
-      "register_autograd(str name, str variant, str backward, str kinds, int[] indices, "
-      "int[] tensors) -> ()",
+      "register_autograd(str name, str variant, str? backward=None, str kinds='', "
+      "int[] indices=[], int[] tensors=[]) -> ()",
       &register_autograd);
   library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
               &register_autocast);
@@ -22,14 +22,7 @@ TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
 
 PyMODINIT_FUNC OPS_INIT(TORCH_EXTENSION_NAME)() {
   static PyMethodDef functions[] = {{"make_caller", &ops::make_caller, METH_VARARGS, nullptr}, {}};
-  static PyModuleDef module{PyModuleDef_HEAD_INIT,
-                            "_C_eager",
-                            nullptr,
-                            -1,
-                            functions,
-                            nullptr,
-                            nullptr,
-                            nullptr,
-                            nullptr};
+  static PyModuleDef module{
+      PyModuleDef_HEAD_INIT, "_C_eager", nullptr, -1, functions, {}, {}, {}, {}};
   return PyModule_Create(&module);
 }

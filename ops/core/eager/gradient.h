@@ -25,9 +25,9 @@ using c10::OperatorHandle;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Source of one argument of the backward operator: its kind, and the index of the gradient, forward
-// argument or forward output. tensor and constant are whole arguments; height, width and
-// channels_last are properties of an argument. Python sends the letters (ops/core/gradient.py).
+// Source of an argument of the backward operator. `index` counts gradients (grad), forward outputs
+// (output) or forward arguments (tensor, constant, and the properties height, width and
+// channels_last); mask has none. Python sends the letters (ops/core/gradient.py).
 struct Source {
   enum Kind : char {
     grad = 'g',
@@ -46,7 +46,7 @@ struct Source {
 struct BackwardCall {
   OperatorHandle op;
   std::vector<Source> sources;
-  std::vector<size_t> tensors;  // indices of forward's tensor arguments that are not mutable
+  std::vector<size_t> tensors;  // indices of forward's tensor arguments, except mutable ones
   size_t grads;                 // number of leading forward outputs that have gradients
 };
 
@@ -54,11 +54,11 @@ inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-// Node of the autograd graph, with an edge for each tensor argument. torch::autograd::Function is
-// slower: it copies all arguments, and demangles its name in backward.
-class Gradient : public torch::autograd::Node {
+// Node of the autograd graph, with an edge for each of BackwardCall::tensors. PyTorch's Function is
+// slower: it copies all arguments, and demangles a class name in each backward pass.
+class GradientNode : public torch::autograd::Node {
  public:
-  explicit Gradient(const BackwardCall& backward)
+  explicit GradientNode(const BackwardCall& backward)
       : backward_(backward), saved_(backward.sources.size()), constants_(backward.sources.size()) {}
 
   void save_arguments(c10::ArrayRef<IValue> arguments) {
@@ -113,7 +113,9 @@ class Gradient : public torch::autograd::Node {
   // Compiled autograd: collect the key of its cache.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(reinterpret_cast<uint64_t>(&backward_));
-    args.collect(saved_, /*is_output=*/true);
+    for (size_t k = 0; k < saved_.size(); ++k) {
+      args.collect(saved_[k], backward_.sources[k].kind == Source::output);
+    }
     for (const IValue& value : constants_) {
       args.collect(value, /*nested=*/true);
     }
@@ -141,7 +143,7 @@ class Gradient : public torch::autograd::Node {
   }
 
  private:
-  // Call the backward operator; return a gradient for each tensor argument that needs one.
+  // Call the backward operator; return a gradient for each tensor that needs one, else undefined.
   static variable_list call(const BackwardCall& backward, const variable_list& grads,
                             const variable_list& saved, const std::vector<IValue>& constants,
                             const std::vector<bool>& needed) {
@@ -179,13 +181,14 @@ class Gradient : public torch::autograd::Node {
   variable_list unpack() {
     variable_list tensors(saved_.size());
     for (size_t k = 0; k < saved_.size(); ++k) {
+      // Of an input that was detached in place since, unpack() raises.
       tensors[k] = backward_.sources[k].kind == Source::output ? saved_[k].unpack(getptr())
                                                                : saved_[k].unpack();
     }
     return tensors;
   }
 
-  // Return one bool per tensor argument: whether its gradient is needed.
+  // Return one bool for each of BackwardCall::tensors: whether its gradient is needed.
   std::vector<bool> needed() const {
     std::vector<bool> needed(backward_.tensors.size());
     for (size_t i = 0; i < needed.size(); ++i) {
@@ -195,18 +198,19 @@ class Gradient : public torch::autograd::Node {
   }
 
   const BackwardCall& backward_;
-  // By source; those of other kinds are undefined.
-  std::vector<torch::autograd::SavedVariable> saved_;
-  std::vector<IValue> constants_;
+  // One entry for each source.
+  std::vector<torch::autograd::SavedVariable> saved_;  // undefined unless tensor or output
+  std::vector<IValue> constants_;                      // None for grad, mask, tensor and output
 };
 
-// Return a new node, owned by a std::shared_ptr before torch 2.14.
+// Return a new node: a std::shared_ptr if torch is older than 2.14, else an intrusive_ptr.
 template <typename Pointer = decltype(torch::autograd::Edge::function)>
 auto make_node(const BackwardCall& backward) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::shared_ptr<Gradient>(new Gradient(backward), [](auto* node) { deleteNode(node); });
+    return std::shared_ptr<GradientNode>(new GradientNode(backward),
+                                         [](auto* node) { deleteNode(node); });
   } else {
-    return c10::make_intrusive<Gradient>(backward);
+    return c10::make_intrusive<GradientNode>(backward);
   }
 }
 
