@@ -29,6 +29,11 @@ struct Device {
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 
+  // Return the blocks whose shared memory fits an SM. CUDA reserves 1 KB more for each.
+  int64_t blocks_per_sm(size_t shared_per_block) const {
+    return shared / (shared_per_block + 1024);
+  }
+
   static int attribute(cudaDeviceAttr which) {
     int device = 0, value = 0;
     STD_CUDA_CHECK(cudaGetDevice(&device));

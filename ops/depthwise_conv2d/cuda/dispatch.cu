@@ -1,7 +1,7 @@
 // CUDA dispatch of depthwise convolution: a table of kernel families for the forward pass and the
 // input gradient, and one for the weight gradient. The first match runs; direct_l1_runtime takes
-// every problem. If input and weight gradient are both requested, a kernel for all gradients comes
-// first. docs/kernels.md explains the tables; each family's file has its figure.
+// every problem. If input and weight gradient are both requested, a kernel for all gradients is
+// tried first. docs/kernels.md explains the tables; each family's file has its figure.
 #include <string>
 
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -9,7 +9,7 @@
 namespace ops::depthwise_conv2d {
 namespace {
 
-// Return whether the problem fits the 32-bit indices of the tiled kernels.
+// Return whether the problem fits 32-bit indices (direct_l1_runtime: see fits_32_bits).
 bool is_tileable(const Geometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
@@ -17,16 +17,15 @@ bool is_tileable(const Geometry& g) {
          g.c * (g.kernel_h * g.kernel_w + 1) < kLimit;
 }
 
-// Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200; weight
-// gradient of 5×5 and 7×7 in NHWC: H100).
-constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000, kSmallGradientNhwc5x5 = 7'000;
+// Largest load at which direct_l1 is faster than kernels that stage tiles (H200; weight gradients
+// of 5×5 and 7×7 in NHWC: H100).
+constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000, kSmallGradientNhwc5x5To7x7 = 7'000;
 constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3Bits16 = 60'000;
-// Largest number of outputs per feature map at which direct_l1 is tried first for NCHW weight
-// gradients.
+// Largest feature map, in outputs, for whose NCHW weight gradient direct_l1 is tried first.
 constexpr int64_t kSmallMap = 16 * 16;
-// elements_per_sm above which, and number of taps from which, large_filter is faster than
-// direct_l1_runtime (H100).
-constexpr int64_t kLargeFilterMinElements = 4'500;
+// large_filter is faster than direct_l1_runtime above this load (not a condition of weight
+// gradients), from these numbers of taps on (H100).
+constexpr int64_t kLargeFilterLoad = 4'500;
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
@@ -35,10 +34,10 @@ template <typename T>
 const char* run_convolution(const Convolution<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
-    const int64_t elements = elements_per_sm(c.g);
+    const int64_t load = load_of(c.g);
     const int64_t taps = c.g.kernel_h * c.g.kernel_w;
     const int64_t small_nhwc = sizeof(T) == 2 && taps == 9 ? kSmallNhwc3x3Bits16 : kSmallNhwc;
-    const bool small = elements <= (nchw ? kSmallNchw : small_nhwc);
+    const bool small = load <= (nchw ? kSmallNchw : small_nhwc);
     const bool large = taps >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
       if (nchw && small && direct_l1(c)) return "direct_l1";
@@ -50,20 +49,21 @@ const char* run_convolution(const Convolution<T>& c) {
       if (nhwc && small && direct_l1(c)) return "direct_l1";
       if (nhwc && nhwc_ring(c)) return "nhwc_ring";
       if (direct_l1(c)) return "direct_l1";
-      if (large && elements > kLargeFilterMinElements && large_filter(c)) return "large_filter";
+      if (large && load > kLargeFilterLoad && large_filter(c)) return "large_filter";
     }
   }
   direct_l1_runtime(c);
   return "direct_l1_runtime";
 }
 
+// The same for the weight gradient.
 template <typename T>
 const char* run_weight_gradient(const WeightGradient<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t taps = c.g.kernel_h * c.g.kernel_w;
     const bool small =
-        elements_per_sm(c.g) <= (nhwc && taps > 9 ? kSmallGradientNhwc5x5 : kSmallGradient);
+        load_of(c.g) <= (nhwc && taps > 9 ? kSmallGradientNhwc5x5To7x7 : kSmallGradient);
     const bool large = taps >= (nhwc ? kLargeGradientNhwc : kLargeGradientNchw);
     const bool small_map = small && c.g.out_h * c.g.out_w <= kSmallMap;
     if (c.grad_weight && is_tileable(c.g)) {
@@ -82,24 +82,16 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
   return "direct_l1_runtime";
 }
 
-// Run a family that computes all gradients in one pass.
+// Run nhwc_ring for all gradients in one pass; return whether it has a kernel.
 template <typename T>
-const char* run_all_gradients(const Convolution<T>& input_gradient,
-                              const WeightGradient<T>& weight_gradient) {
+bool run_all_gradients(const Convolution<T>& input_gradient,
+                       const WeightGradient<T>& weight_gradient) {
   if constexpr (!std::is_same_v<T, double>) {
     const Geometry& g = weight_gradient.g;
-    if (g.channels_last && is_tileable(g) &&
-        nhwc_ring_all_gradients(input_gradient, weight_gradient)) {
-      return "nhwc_ring";
-    }
+    return g.channels_last && is_tileable(g) &&
+           nhwc_ring_all_gradients(input_gradient, weight_gradient);
   }
-  return nullptr;
-}
-
-template <typename T>
-Convolution<T> forward_pass(const Geometry& g, const T* x, const T* weight, const T* bias, T* out,
-                            cudaStream_t stream, bool dry_run = false) {
-  return {g, {x, g.h, g.w}, {out, g.out_h, g.out_w}, weight, bias, stream, dry_run};
+  return false;
 }
 
 template <typename T>
@@ -123,7 +115,7 @@ struct Kernels {
                       const T* bias, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    run_convolution(forward_pass(g, x, weight, bias, out, stream));
+    run_convolution<T>({g, {x, g.h, g.w}, {out, g.out_h, g.out_w}, weight, bias, stream});
   }
 
   template <typename T>
@@ -145,9 +137,9 @@ struct Kernels {
   }
 };
 
-// Return the name of the family that runs kernel_pass ("forward", "input_gradient",
-// "weight_gradient") for a dense input and newly allocated results, without a launch; for
-// "all_gradients", "separate" if each gradient has its own kernel. For tests and inspection.
+// Return the name of the family that would run kernel_pass ("forward", "input_gradient",
+// "weight_gradient" or "all_gradients") for a dense input and newly allocated results. Return
+// "separate" for all gradients if each has its own kernel. For tests and inspection.
 std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
                         std::vector<int64_t> padding, std::vector<int64_t> dilation,
                         std::string kernel_pass) {
@@ -159,12 +151,13 @@ std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<i
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* const x = input.const_data_ptr<T>();
-    T* const aligned = nullptr;  // null pointers pass every alignment check
-    const auto for_input = input_gradient<T>(g, aligned, aligned, aligned, nullptr, true);
-    T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
-    const WeightGradient<T> for_weight{g, input, x, aligned, non_null, nullptr, nullptr, true};
+    T* const null = nullptr;  // passes every alignment check
+    const auto for_input = input_gradient<T>(g, null, null, null, nullptr, true);
+    T* const requested = input.mutable_data_ptr<T>();  // not null; not written to
+    const WeightGradient<T> for_weight{g, input, x, null, requested, nullptr, nullptr, true};
     if (kernel_pass == "forward") {
-      family = run_convolution(forward_pass<T>(g, x, aligned, aligned, aligned, nullptr, true));
+      family = run_convolution<T>(
+          {g, {x, g.h, g.w}, {null, g.out_h, g.out_w}, null, null, nullptr, true});
     } else if (kernel_pass == "input_gradient") {
       family = run_convolution(for_input);
     } else if (kernel_pass == "weight_gradient") {
@@ -172,8 +165,7 @@ std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<i
     } else {
       check(kernel_pass == "all_gradients", op, ": kernel_pass must be forward, input_gradient, ",
             "weight_gradient or all_gradients, got ", kernel_pass);
-      family = run_all_gradients(for_input, for_weight);
-      family = family ? family : "separate";
+      family = run_all_gradients(for_input, for_weight) ? "nhwc_ring" : "separate";
     }
   });
   return family;

@@ -1,6 +1,6 @@
 // Shared by the kernel families: their problems and launch functions, for dispatch.cu; tuned
-// geometries as compile-time axes; the two-stage reduction of weight gradients. A launch function
-// returns false if its family has no kernel for the problem, or only a slow one.
+// geometries as compile-time axes; the two-stage reduction of weight gradients. Launch functions of
+// type bool return false if their family has no kernel for the problem, or only a slow one.
 #pragma once
 
 #include "core/axis.h"
@@ -84,7 +84,7 @@ bool direct_l1(const Convolution<T>& c);
 template <typename T>
 bool direct_l1_weight_gradient(const WeightGradient<T>& c);
 
-// The same with run-time kernel, stride and dilation; also float64.
+// The same with run-time filter size, stride and dilation; also float64.
 template <typename T>
 void direct_l1_runtime(const Convolution<T>& c);
 template <typename T>
@@ -96,8 +96,8 @@ bool large_filter(const Convolution<T>& c);
 template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c);
 
-// Return the input and output elements per SM: the "load" in the dispatch thresholds.
-inline int64_t elements_per_sm(const Geometry& g) {
+// Return the load: the input and output elements per SM.
+inline int64_t load_of(const Geometry& g) {
   const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
   return elements / Device::attribute(cudaDevAttrMultiProcessorCount);
 }
@@ -121,26 +121,8 @@ bool dispatch_forward_axis(const Geometry& g, const F& f) {
   return false;
 }
 
-// Size of the images whose outputs one thread computes.
-constexpr int kWholeSize = 7;
-
-// Return f(WholeAxis<K, kWholeSize>{}) for images of that size with "same" padding, else false.
-template <typename F>
-bool dispatch_whole_axis(const Geometry& g, const F& f) {
-  if (g.h != kWholeSize || g.w != kWholeSize || g.padding_h * 2 != g.kernel_h - 1 ||
-      g.padding_w * 2 != g.kernel_w - 1) {
-    return false;
-  }
-  return dispatch_forward_axis(g, [&](auto axis) {
-    using Axis = decltype(axis);
-    if constexpr (Axis::kStride == 1 && Axis::kDilation == 1) {
-      return f(WholeAxis<Axis::kTaps, kWholeSize>{});
-    }
-    return false;
-  });
-}
-
-// Call dispatch_forward_axis; for a transposed convolution, f(TransposedAxis<K, padding parity>{}).
+// Return dispatch_forward_axis(g, f), or f(TransposedAxis<K, padding parity>{}) for the tuned
+// transposed convolutions, else false.
 template <typename F>
 bool dispatch_axis(const Geometry& g, bool transposed, const F& f) {
   if (!transposed) {
@@ -159,36 +141,36 @@ bool dispatch_axis(const Geometry& g, bool transposed, const F& f) {
   }
 }
 
-// Call multiply(j, tap, i) for each output j of a row and each tap of it; i is the window column.
-template <typename Cols, int kCols, int kInCols, typename F>
+// Call multiply(j, tap, i) for each output j of a row and each of its taps; i is the window column.
+template <typename Axis, int kCols, typename F>
 __device__ __forceinline__ void for_each_column_tap(const F& multiply) {
 #pragma unroll
-  for (int i = 0; i < kInCols; ++i) {
+  for (int i = 0; i < Axis::inputs(kCols); ++i) {
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
-      if (const int tap = Cols::tap(j, i); tap >= 0) {
+      if (const int tap = Axis::tap(j, i); tap >= 0) {
         multiply(j, tap, i);
       }
     }
   }
 }
 
-// Call multiply(q, j, tap, i) for each output (q, j) of a tile and each tap of it that reads window
-// row r; i is the window column.
-template <typename Rows, typename Cols, int kRows, int kCols, int kInCols, typename F>
+// Call multiply(q, j, tap, i) for each output (q, j) of a tile and each of its taps that reads
+// window row r, at column i.
+template <typename Axis, int kRows, int kCols, typename F>
 __device__ __forceinline__ void for_each_tap(int r, const F& multiply) {
 #pragma unroll
   for (int q = 0; q < kRows; ++q) {
-    const int a = Rows::tap(q, r);
+    const int a = Axis::tap(q, r);
     if (a >= 0) {
-      for_each_column_tap<Cols, kCols, kInCols>(
-          [&](int j, int b, int i) { multiply(q, j, a * Cols::kTaps + b, i); });
+      for_each_column_tap<Axis, kCols>(
+          [&](int j, int b, int i) { multiply(q, j, a * Axis::kTaps + b, i); });
     }
   }
 }
 
 // Return one output, tap by tap. Its window begins at row y, column x of the in_h × in_w map, whose
-// columns are `stride` elements apart.
+// rows are `pitch` and columns `stride` elements apart.
 template <int kWidth, typename T>
 __device__ __noinline__ float exact_output(const T* map, int64_t pitch, int stride, int in_h,
                                            int in_w, int y, int x, const T* filter, bool flip) {
@@ -207,7 +189,7 @@ __device__ __noinline__ float exact_output(const T* map, int64_t pitch, int stri
 // single split writes the gradients in stage 1. Padding is multiplied as zeros: if an input or
 // gradient is non-finite, any tap of its channel may be NaN.
 
-// Destination of stage 1: per split and channel one sum per tap, then the bias.
+// Destination of both stages: per channel one sum per tap, then the bias; in stage 1, per split.
 template <typename T>
 struct WeightReduction {
   int channels, taps;
@@ -228,7 +210,7 @@ struct WeightReduction {
       *to = static_cast<T>(sum);
     }
   }
-  // Write the same sum of a split.
+  // Stage 1: write sum i of `split`, or the gradient if there is one split.
   __device__ void put(int split, int channel, int i, acc_t<T> sum) const {
     if (split_sums) {
       split_sums[static_cast<int64_t>(split) * sums() + channel * (taps + 1) + i] = sum;
@@ -239,7 +221,7 @@ struct WeightReduction {
   __device__ void operator()(int i, acc_t<T> sum) const { write(0, i, sum); }  // stage 2
 };
 
-// Run stage 1, stage1(reduction), which writes `splits` splits, then stage 2.
+// Call stage1(reduction), which writes `splits` splits; with more than one, run stage 2.
 template <typename T, typename F>
 void reduce_weights(const WeightGradient<T>& c, int64_t splits, const F& stage1) {
   if (c.dry_run) {

@@ -239,7 +239,7 @@ __device__ __forceinline__ void for_each_product(const DirectParams<Tile>& param
   for (int r = 0; r < kInRows; ++r, in += params.in.h) {
     float x[kInCols][Tile::kChannels];
     load_row(in, is_inside(y + r, params.rows.in), left, params.cols.in, params.in.w, x);
-    for_each_tap<Map, Map, Tile::kRows, Tile::kCols, kInCols>(
+    for_each_tap<Map, Tile::kRows, Tile::kCols>(
         r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
   }
 }

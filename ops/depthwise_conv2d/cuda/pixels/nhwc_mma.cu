@@ -211,12 +211,12 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
 
 // Return whether nhwc_mma is faster than nhwc_ring and direct_l1 (H100).
 bool is_faster(const Geometry& g, int64_t out_w) {
-  const int64_t elements = elements_per_sm(g);
+  const int64_t load = load_of(g);
   const bool large = g.kernel_h > 5;
   if (out_w <= kMmaColumns / 2) {
-    return large || elements <= 60'000;
+    return large || load <= 60'000;
   }
-  return out_w <= kMmaColumns || elements >= (large ? 6'000 : 10'000);
+  return out_w <= kMmaColumns || load >= (large ? 6'000 : 10'000);
 }
 
 }  // namespace

@@ -182,24 +182,24 @@ template <RingPass kPass, typename Shape, typename T>
 bool launch_ring(const Convolution<T>& c, const T* factor = nullptr,
                  const WeightGradient<T>* gradient = nullptr) {
   using Sums = RingSums<Shape, kPass>;
-  RingPlan plan = plan_ring<Shape, Sums::kFactorRows>(
-      c, factor, Sums::kConvolves ? RingTaps<Shape>::kBytes : 0);
-  if (!plan.fits) {
+  auto plan = plan_ring<Shape, Sums::kFactorRows>(c, factor,
+                                                  Sums::kConvolves ? RingTaps<Shape>::kBytes : 0);
+  if (!plan) {
     return false;
   }
   if constexpr (!Sums::kConvolves) {
     // Evict-first loads keep a part of inputs that exceed the L2 cache in it: up to 1.09 times as
     // fast, 1.03 in the mean (H200).
     const Device device;
-    const int64_t bytes = elements_per_sm(c.g) * device.multiprocessors * sizeof(T);
-    plan.params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
+    const int64_t bytes = load_of(c.g) * device.multiprocessors * sizeof(T);
+    plan->params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
   }
   const auto launch = [&](const WeightReduction<T>& reduction) {
-    c.launch(nhwc_ring_kernel<Shape, kPass, T>, plan.grid, plan.block, plan.shared, plan.params,
+    c.launch(nhwc_ring_kernel<Shape, kPass, T>, plan->grid, plan->block, plan->shared, plan->params,
              c.flip, c.in.data, c.weight, c.bias, c.out.data, factor, reduction);
   };
   if constexpr (Sums::kWeightGradient) {
-    reduce_weights(*gradient, plan.splits(), launch);
+    reduce_weights(*gradient, plan->splits(), launch);
   } else {
     launch({});
   }
@@ -243,25 +243,23 @@ using AllGradientsShape = std::conditional_t<
 
 template <typename T>
 bool nhwc_ring(const Convolution<T>& c) {
-  return dispatch_axis(c.g, c.transposed, [&](auto axis) {
-    using Axis = decltype(axis);
-    if (c.g.c < kMinChannels) {
-      return false;
-    }
-    if constexpr (Axis::kDilation == 1) {  // direct_l1 runs dilation 2
-      const auto launch = [&](auto shape) {
-        return launch_ring<RingPass::kConvolution, decltype(shape)>(c);
-      };
-      if constexpr (std::is_same_v<Axis, ForwardAxis<7, 1, 1>>) {
-        return launch(RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 128, 4>{});
-      } else if constexpr (Axis::kStride == 1) {
-        return launch(ConvolutionShape<Axis, T, 2>{}) || launch(ConvolutionShape<Axis, T, 1>{});
-      } else {  // direct_l1 is faster than one channel per thread
-        return launch(ConvolutionShape<Axis, T, 2>{});
-      }
-    }
-    return false;
-  });
+  return c.g.c >= kMinChannels && dispatch_axis(c.g, c.transposed, [&](auto axis) {
+           using Axis = decltype(axis);
+           if constexpr (Axis::kDilation == 1) {  // direct_l1 runs dilation 2
+             const auto launch = [&](auto shape) {
+               return launch_ring<RingPass::kConvolution, decltype(shape)>(c);
+             };
+             if constexpr (std::is_same_v<Axis, ForwardAxis<7, 1, 1>>) {
+               return launch(RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 128, 4>{});
+             } else if constexpr (Axis::kStride == 1) {
+               return launch(ConvolutionShape<Axis, T, 2>{}) ||
+                      launch(ConvolutionShape<Axis, T, 1>{});
+             } else {  // direct_l1 is faster than one channel per thread
+               return launch(ConvolutionShape<Axis, T, 2>{});
+             }
+           }
+           return false;
+         });
 }
 
 template <typename T>

@@ -240,7 +240,7 @@ struct RingSums {
       if constexpr (kConvolves) {
         taps.read(a, tap_row);
       }
-      for_each_column_tap<Axis, kCols, kInCols>([&](int j, int b, int i) {
+      for_each_column_tap<Axis, kCols>([&](int j, int b, int i) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           if constexpr (kConvolves) {

@@ -162,7 +162,7 @@ std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<
       return;
     }
     const int blocks_per_sm =
-        std::min<int>(Tile::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
+        std::min<int>(Tile::kThreadsPerSm / plan.threads, device.blocks_per_sm(plan.shared));
     plan.resident_blocks = blocks_per_sm * device.multiprocessors;
     // Cost: waves × (threads per SM, 20 % more for the halo of bands, + latency).
     const int64_t blocks = params.stages * repeats;

@@ -21,6 +21,25 @@
 namespace ops::depthwise_conv2d {
 namespace {
 
+// Height and width of the images that a thread computes as a whole.
+constexpr int kWholeSize = 7;
+
+// Return f(WholeAxis<K, kWholeSize>{}) for images of that size with "same" padding, else false.
+template <typename F>
+bool dispatch_whole_axis(const Geometry& g, const F& f) {
+  if (g.h != kWholeSize || g.w != kWholeSize || g.padding_h * 2 != g.kernel_h - 1 ||
+      g.padding_w * 2 != g.kernel_w - 1) {
+    return false;
+  }
+  return dispatch_forward_axis(g, [&](auto axis) {
+    using Axis = decltype(axis);
+    if constexpr (Axis::kStride == 1 && Axis::kDilation == 1) {
+      return f(WholeAxis<Axis::kTaps, kWholeSize>{});
+    }
+    return false;
+  });
+}
+
 // Mask that keeps an element, for `masked`.
 template <typename T>
 constexpr unsigned kKeep = std::is_same_v<T, BFloat16> ? 1u << 16
@@ -103,7 +122,7 @@ class FmaTile {
       float x[kInCols];
       const bool within = params_.has_in_row(y + r);
       in_columns_.load(shared + (within ? window + r * params_.in_w : kZeros), x);
-      for_each_tap<Axis, Axis, kRows, kCols, kInCols>(
+      for_each_tap<Axis, kRows, kCols>(
           r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
     }
   }
