@@ -28,13 +28,14 @@ int64_t vectors_of(const Geometry& g) {
 }
 
 // Channels-last pixels a multiple of 4 KB / n apart (n = 1, 2, 4, … 64) map to n sets of the L1
-// cache. Return whether a block rereads more pixels than these sets have lines. With AVX-512, a
-// load is a whole line, and only the taps of one row reread it. With shorter vectors, the next
-// vector of channels rereads the lines of all rows.
-bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) {
+// cache. Return whether a block rereads more pixels than these sets have lines. If a load is a
+// whole line, only the taps of one row reread it; otherwise the next vector of channels rereads the
+// lines of all rows.
+bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes,
+                         int64_t load_bytes) {
   const int64_t step = horizontal.transposed ? 1 : horizontal.stride;
   const int64_t pixels = (kMaxOutputs - 1) * step + horizontal.span();
-  const int64_t rows = cpu::vector_bytes() < kCacheLine ? vertical.span() : 1;
+  const int64_t rows = load_bytes < kCacheLine ? vertical.span() : 1;
   return pixels * rows >
          kWays * (kWayBytes / std::max(kCacheLine, std::gcd(kWayBytes, pixel_bytes)));
 }
@@ -68,9 +69,12 @@ void correlate(const Geometry& g, bool transposed, ImageTensor<const T> source, 
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t taps = g.kernel_h * g.kernel_w;
   const int64_t vector = cpu::vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
-  const bool conflicts = has_cache_conflicts(vertical, horizontal, g.c * sizeof(A));
+  const bool conflicts =
+      has_cache_conflicts(vertical, horizontal, g.c * sizeof(T), vector * sizeof(T));
+  // 16 bits: converted at each load, which pays with AVX-512.
   const bool in_place =
-      std::is_same_v<T, A> && g.channels_last && g.c >= group_lanes &&
+      (std::is_same_v<T, A> || cpu::vector_bytes() == kCacheLine) && g.channels_last &&
+      g.c >= group_lanes &&
       taps <= (conflicts ? kMaxConflictReuse : kMaxReuse) * g.stride_h * g.stride_w;
   // With conflicts, consume a cache line at once: two vectors per block, one with AVX-512.
   const int64_t vectors = in_place && conflicts && cpu::vector_bytes() < kCacheLine ? 2 : 1;
@@ -124,10 +128,10 @@ struct Kernels {
                               T* grad_bias) {
     using A = acc_t<T>;
     const int64_t vector = cpu::vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
-    const bool in_place =
-        std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
-        g.kernel_h * g.kernel_w <= kMaxReuse * g.stride_h * g.stride_w &&
-        !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
+    const bool in_place = std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
+                          g.kernel_h * g.kernel_w <= kMaxReuse * g.stride_h * g.stride_w &&
+                          !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false),
+                                               g.c * sizeof(A), cpu::vector_bytes());
     const WeightGradient<T> p(g, grad, x, grad_bias,
                               in_place ? (g.c + vector - 1) / vector * vector : group_lanes,
                               in_place);

@@ -5,6 +5,10 @@ namespace ops::cpu::OPS_ISA::depthwise_conv2d {
 
 using namespace ops::depthwise_conv2d;
 
+// Return whether sources are read in place, see dispatch.cpp.
+template <typename T>
+constexpr bool kReadsInPlace = std::is_same_v<T, acc_t<T>> || OPS_VECTOR_BYTES == 64;
+
 // Convert `channels` ≤ 2 N channels of each of n pixels.
 template <int N, typename From, typename To>
 void convert_pixels(const From* from, int64_t from_stride, To* to, int64_t to_stride,
