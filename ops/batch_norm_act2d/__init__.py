@@ -165,11 +165,7 @@ class BatchNormAct2d(NormBase):
 
     def extra_repr(self) -> str:
         """Show the arguments."""
-        return (
-            f"{self.num_features}, activation={self.activation!r}, eps={self.eps}, "
-            f"momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 def apply_layer(layer: NormBase, input: Tensor, activation: str) -> Tensor:

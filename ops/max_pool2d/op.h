@@ -17,6 +17,26 @@ struct NoIndices {
   OPS_DEVICE void operator+=(int64_t) {}
 };
 
+// Taps [first, end) of a window that lie in the image, along one axis.
+template <typename Int>
+struct TapRange {
+  Int first, end;
+
+  OPS_DEVICE Int clamp(Int tap) const { return tap < first ? first : tap < end ? tap : end - 1; }
+};
+
+// Return the range of a window that starts at pixel `start` of `size`.
+template <typename Int, typename Divide>
+OPS_DEVICE TapRange<Int> taps_inside(Int start, Int size, Int taps, Int dilation,
+                                     const Divide& by_dilation) {
+  const auto taps_before = [&](Int pixel) {
+    const Int distance = pixel > start ? pixel - start : 0;
+    const Int before = dilation == 1 ? distance : Int(by_dilation(distance + dilation - 1));
+    return before < taps ? before : taps;
+  };
+  return {taps_before(0), taps_before(size)};
+}
+
 struct Geometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients

@@ -19,12 +19,13 @@ namespace {
 // Call f with FastDivide if all indices are below 2³¹, otherwise with Divide.
 template <typename F>
 void dispatch_divider(const Geometry& g, const F& f) {
-  const auto bound = [](int64_t size, int64_t padding, int64_t stride) {
-    return 2 * (size + 2 * padding + stride);  // of window coordinates
+  const auto bound = [](int64_t size, int64_t padding, int64_t step) {
+    return 2 * (size + 2 * padding + step);  // of window coordinates
   };
   const bool fast =
-      std::max({g.n * g.c * g.h * g.w, g.outputs(), g.taps(), bound(g.h, g.padding_h, g.stride_h),
-                bound(g.w, g.padding_w, g.stride_w)}) < kMostFastDivided;
+      std::max({g.n * g.c * g.h * g.w, g.outputs(), g.taps(),
+                bound(g.h, g.padding_h, g.stride_h + g.dilation_h),
+                bound(g.w, g.padding_w, g.stride_w + g.dilation_w)}) < kMostFastDivided;
   fast ? f(type_tag<FastDivide>{}) : f(type_tag<Divide>{});
 }
 
