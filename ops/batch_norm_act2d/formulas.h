@@ -28,13 +28,6 @@ struct Layout {
 // Return min(max(z, low), high), NaN for NaN.
 template <typename A>
 OPS_FORMULA A clamp(A z, A low, A high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (std::is_same_v<A, float>) {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(z) : "f"(low));
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(z) : "f"(high));
-    return z;
-  }
-#endif
   return z < low ? low : z > high ? high : z;
 }
 

@@ -21,7 +21,9 @@ inline void check_channels(const char* op, const Tensor& input, const char* name
   if (x) {
     const ScalarType dtype = input.scalar_type(), sums = accumulator_dtype(dtype);
     check_device(op, "input", input, name, *x);
-    check_shape(op, name, *x, {input.size(1)});
+    check(x->dim() == 1 && x->size(0) == input.size(1), op, ": ", name, " must have shape ",
+          list{{input.size(1)}}, ", one value per channel of input ", shape{input}, ", got ",
+          shape{*x});
     check(x->scalar_type() == dtype || x->scalar_type() == sums, op, ": ", name,
           " must have dtype ", dtype_name(dtype), dtype == sums ? "" : " or float32", ", got ",
           dtype_name(x->scalar_type()));

@@ -19,21 +19,6 @@
 
 namespace ops::batch_norm_act2d {
 
-// Vectors of an input, which no kernel writes: GCC does not take packs of __restrict__ pointers.
-template <typename T, int V, int N>
-struct Vectors {
-  Vector<T, V> vector[N];
-
-  __device__ Vectors(const T* x, const int64_t* offsets) {
-    using Bits = typename BitsOf<V * sizeof(T)>::type;  // see load_vector
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const Bits bits = __ldg(reinterpret_cast<const Bits*>(x + offsets[i]));
-      vector[i] = reinterpret_cast<const Vector<T, V>&>(bits);
-    }
-  }
-};
-
 // Compute the sums of each channel over the chunk of the block; call store(channel, sums).
 template <typename A, typename G, typename Stage, typename Store, typename... In>
 __device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const Store& store,
@@ -46,20 +31,18 @@ __device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const St
     for (int c = 0; c < kChannels; ++c) {
       stage.load(slice.channel + c, arguments[c]);
     }
-    slice.for_each([&](auto count, const int64_t* offsets) {
-      const auto add = [&](const auto&... inputs) {
+    const auto add = [&](auto count, const int64_t*, const auto&... inputs) {
 #pragma unroll
-        for (int i = 0; i < count.value; ++i) {
+      for (int i = 0; i < count.value; ++i) {
 #pragma unroll
-          for (int v = 0; v < G::V; ++v) {
-            const int c = v % kChannels;
-            stage.add(arguments[c], sums[0][c], sums[1][c],
-                      static_cast<A>(inputs.vector[i].lane[v])...);
-          }
+        for (int v = 0; v < G::V; ++v) {
+          const int c = v % kChannels;
+          stage.add(arguments[c], sums[0][c], sums[1][c],
+                    static_cast<A>(inputs.vector[i].lane[v])...);
         }
-      };
-      add(Vectors<In, G::V, count.value>(in, offsets)...);
-    });
+      }
+    };
+    slice.for_each(add, in...);
   }
   reduce_block(sums, shared, slice.column, slice.g.columns, slice.thread_row, slice.g.thread_rows);
   if (slice.thread_row == 0 && slice.inside()) {
@@ -91,20 +74,18 @@ __device__ void map_slice(const Slice<G>& slice, const Stage& stage, T* __restri
   for (int c = 0; c < G::kChannels; ++c) {
     stage.load(slice.channel + c, arguments[c]);
   }
-  slice.for_each([&](auto count, const int64_t* offsets) {
-    const auto store = [&](const auto&... inputs) {
+  const auto map = [&](auto count, const int64_t* offsets, const auto&... inputs) {
 #pragma unroll
-      for (int i = 0; i < count.value; ++i) {
-        A y[G::V];
+    for (int i = 0; i < count.value; ++i) {
+      A y[G::V];
 #pragma unroll
-        for (int v = 0; v < G::V; ++v) {
-          y[v] = stage(arguments[v % G::kChannels], static_cast<A>(inputs.vector[i].lane[v])...);
-        }
-        store_vector(out + offsets[i], y);
+      for (int v = 0; v < G::V; ++v) {
+        y[v] = stage(arguments[v % G::kChannels], static_cast<A>(inputs.vector[i].lane[v])...);
       }
-    };
-    store(Vectors<In, G::V, count.value>(in, offsets)...);
-  });
+      store_vector(out + offsets[i], y);
+    }
+  };
+  slice.for_each(map, in...);
 }
 
 template <typename G, typename T, typename Stage, typename... In>

@@ -16,16 +16,21 @@
 
 namespace ops::max_pool2d {
 
+// Taps [first, end) of a window that lie in the image, along one axis.
+struct TapRange {
+  int64_t first, end;
+};
+
 struct Window {
-  TapRange<int64_t> rows, columns;
+  TapRange rows, columns;
 
   bool empty() const { return rows.first >= rows.end || columns.first >= columns.end; }
 };
 
 struct Plan {
   Geometry g;
-  int64_t pixel;                                        // elements per pixel: C (NHWC) or 1 (NCHW)
-  std::vector<TapRange<int64_t>> vertical, horizontal;  // per output row and column
+  int64_t pixel;                               // elements per pixel: C (NHWC) or 1 (NCHW)
+  std::vector<TapRange> vertical, horizontal;  // per output row and column
   int64_t end_full;               // first output column whose window is cut at the right edge
   int64_t row_step, column_step;  // elements between taps
   bool disjoint;                  // no pixel is in two windows
@@ -55,9 +60,7 @@ struct Plan {
   int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // outputs computed together
 
   Window window(int64_t row, int64_t column) const { return {vertical[row], horizontal[column]}; }
-  bool is_full(TapRange<int64_t> columns) const {
-    return columns.end - columns.first == g.kernel_w;
-  }
+  bool is_full(TapRange columns) const { return columns.end - columns.first == g.kernel_w; }
   bool is_full(const Window& window, int64_t side) const {
     return g.kernel_h == side && g.kernel_w == side && is_full(window.columns) &&
            window.rows.end - window.rows.first == side;
@@ -71,12 +74,15 @@ struct Plan {
   int64_t image_size() const { return offset(g.h, 0); }
 
  private:
-  static std::vector<TapRange<int64_t>> tap_ranges(const Axis& axis) {
-    const auto by_dilation = [&](int64_t n) { return n / axis.dilation; };
-    std::vector<TapRange<int64_t>> ranges(axis.out_size);
+  static std::vector<TapRange> tap_ranges(const Axis& axis) {
+    std::vector<TapRange> ranges(axis.out_size);
     for (int64_t out = 0; out < axis.out_size; ++out) {
-      ranges[out] = taps_inside(out * axis.stride - axis.padding, axis.source_size, axis.taps,
-                                axis.dilation, by_dilation);
+      const int64_t start = out * axis.stride - axis.padding;
+      const auto taps_before = [&](int64_t at) {
+        const int64_t distance = std::max<int64_t>(0, at - start);
+        return std::min(axis.taps, (distance + axis.dilation - 1) / axis.dilation);
+      };
+      ranges[out] = {taps_before(0), taps_before(axis.source_size)};
     }
     return ranges;
   }
