@@ -92,14 +92,7 @@ def _check_image(input: Tensor) -> None:
 
 def _check_values(input: Tensor, *args: Any) -> None:
     _check_image(input)
-    weight, bias, _, eps, mean, var, _ = args
-    parts = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
-    for name, x in parts.items():
-        if x is not None and x.shape != input.shape[1:2]:
-            raise RuntimeError(
-                f"{_NAME}: {name} must have shape [{input.shape[1]}], one value per channel of "
-                f"input {list(input.shape)}, got {list(x.shape)}"
-            )
+    eps = args[3]
     if input.numel() == input.shape[1]:
         raise ValueError(
             f"{_NAME}: input must have more than 1 value per channel, got {list(input.shape)}"
@@ -165,11 +158,7 @@ class BatchNormAct2d(NormBase):
 
     def extra_repr(self) -> str:
         """Show the arguments."""
-        return (
-            f"{self.num_features}, activation={self.activation!r}, eps={self.eps}, "
-            f"momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 def apply_layer(layer: NormBase, input: Tensor, activation: str) -> Tensor:

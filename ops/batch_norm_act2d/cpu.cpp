@@ -1,6 +1,5 @@
 // CPU batch normalisation and activation: a deterministic two-stage reduction over runs of memory,
 // then a pass over the same runs.
-#include <array>
 #include <numeric>
 #include <vector>
 
@@ -24,7 +23,6 @@ struct Run {
   int64_t channel, channels;
   int64_t offset, length;       // of the first sequence of adjacent elements
   int64_t repetitions, stride;  // number of sequences, elements between their starts
-  int64_t count;                // elements of each channel
 };
 
 // Division of a tensor into runs. It depends on the shape alone: results do not depend on threads.
@@ -71,23 +69,10 @@ struct Runs {
     const int64_t length = std::min(piece, layout.inner - begin);
     const int64_t offset = (image * layout.channels + channel) * layout.inner + begin;
     if (!nchw && groups == 1) {  // the pixels are adjacent
-      return {chunk, channel, c, offset, n * c, 1, 0, n};
+      return {chunk, channel, c, offset, n * c, 1, 0};
     }
-    return {chunk, channel, c, offset, c * length, n, layout.channels * layout.inner, n * length};
+    return {chunk, channel, c, offset, c * length, n, layout.channels * layout.inner};
   }
-
-  // Return the offsets of the first channel's first, middle and last element.
-  std::array<int64_t, 3> samples(const Run& run) const {
-    const int64_t row = run.channels * plane, images = run.repetitions - 1;
-    const int64_t rows = run.length / row - 1, pixels = plane - 1;
-    const auto at = [&](int64_t n) {  // n halves of the way
-      return run.offset + images * n / 2 * run.stride + rows * n / 2 * row + pixels * n / 2;
-    };
-    return {at(0), at(1), at(2)};
-  }
-
-  // Return the number of elements of each channel in a chunk.
-  int64_t count(int64_t chunk) const { return at(chunk * groups).count; }
 };
 
 // Rows of one thread, padded to whole vectors: kArguments rows of arguments, and two of sums.
@@ -100,13 +85,13 @@ struct Rows {
   A* arguments() { return memory.data(); }
   A* sums() { return memory.data() + kArguments * pitch; }
 
-  // Fill the rows of arguments: load(c, a) returns those of channel c of a run.
-  template <typename Load>
-  void fill(int64_t channels, const Load& load) {
-    const int64_t columns = channels * runs.plane;
-    for (int64_t c = 0; c < channels; ++c) {
+  // Fill the rows of arguments with those of the channels of a run.
+  template <typename Stage>
+  void fill(const Run& run, const Stage& stage) {
+    const int64_t columns = run.channels * runs.plane;
+    for (int64_t c = 0; c < run.channels; ++c) {
       A values[kArguments];
-      load(c, values);
+      stage.load(run.channel + c, values);
       for (int i = 0; i < kArguments; ++i) {
         std::fill_n(arguments() + i * pitch + c * runs.plane, runs.plane, values[i]);
       }
@@ -134,17 +119,17 @@ struct Rows {
   }
 };
 
-// Call f(run, rows) for each run, in several threads. load(run) returns the function that fills the
-// rows of arguments; they depend on the channels alone unless `sampled`.
-template <int kArguments, typename A, typename Load, typename F>
-void for_each_run(const Runs& runs, bool sampled, const Load& load, const F& f) {
-  const int64_t grain = kRun / (runs.count(0) * runs.channels) + 1;
+// Call f(run, rows) for each run, in several threads. The rows have the arguments of the stage.
+template <typename A, typename Stage, typename F>
+void for_each_run(const Runs& runs, const Stage& stage, const F& f) {
+  const Run first = runs.at(0);
+  const int64_t grain = kRun / (first.length * first.repetitions) + 1;
   cpu::parallel_for(0, runs.chunks * runs.groups, grain, [&](int64_t begin, int64_t end) {
-    Rows<kArguments, A> rows{runs};
+    Rows<Stage::kArguments, A> rows{runs};
     for (int64_t i = begin; i < end; ++i) {
       const Run run = runs.at(i);
-      if (sampled || runs.groups > 1 || i == begin) {
-        rows.fill(run.channels, load(run));
+      if (runs.groups > 1 || i == begin) {
+        rows.fill(run, stage);
       }
       f(run, rows);
     }
@@ -152,59 +137,41 @@ void for_each_run(const Runs& runs, bool sampled, const Load& load, const F& f) 
 }
 
 struct Backend {
-  // `in` are the inputs after x. `out` may be null: reduction only.
+  // `in` are the inputs. `out` may be null: reduction only.
   template <typename T, typename Reduce, typename Map, typename... In>
   static void run(const Tensor&, Layout layout, const Reduce& reduce, const Map& map, T* out,
-                  const T* x, const In*... in) {
+                  const In*... in) {
     using A = acc_t<T>;
     const Runs runs(layout);
-    const int64_t all = layout.channels, size = runs.chunks * all;
-    std::vector<A> partials(2 * size);
-    const auto load_sampled = [&](const Run& run) {
-      return [&, at = runs.samples(run)](int64_t c, A* arguments) {
-        const T* from = x + c * runs.plane;
-        const A sample[] = {from[at[0]], from[at[1]], from[at[2]]};
-        reduce.load(run.channel + c, sample, arguments);
-      };
-    };
-    for_each_run<Reduce::kArguments, A>(
-        runs, Reduce::kSampled, load_sampled, [&](const Run& run, auto& rows) {
-          std::fill_n(rows.sums(), 2 * rows.pitch, A(0));
-          OPS_CALL(batch_norm_act2d::reduce(reduce, rows.arguments(), rows.sums(), rows.pitch,
-                                            runs.width, run.length, run.repetitions, run.stride,
-                                            x + run.offset, (in + run.offset)...));
-          const A *first = rows.fold(rows.sums()), *second = rows.fold(rows.sums() + rows.pitch);
-          for (int64_t c = 0; c < run.channels; ++c) {
-            A* to = partials.data() + run.chunk * all + run.channel + c;
-            to[0] = first[c];
-            to[size] = second[c];
-            reduce.finish_chunk(rows.arguments() + c * runs.plane, to[0], to[size],
-                                static_cast<A>(run.count));
-          }
-        });
-    cpu::parallel_for(0, all, kRun / runs.chunks + 1, [&](int64_t begin, int64_t end) {
-      std::vector<Sums> sums(end - begin);
-      const auto origin = [&](int64_t c) { return finite_or_zero<double>(partials[c]); };
+    const int64_t channels = layout.channels;
+    std::vector<Sums<A>> partials(runs.chunks * channels);
+    for_each_run<A>(runs, reduce, [&](const Run& run, auto& rows) {
+      std::fill_n(rows.sums(), 2 * rows.pitch, A(0));
+      OPS_CALL(batch_norm_act2d::reduce(reduce, rows.arguments(), rows.sums(), rows.pitch,
+                                        runs.width, run.length, run.repetitions, run.stride,
+                                        (in + run.offset)...));
+      const A *first = rows.fold(rows.sums()), *second = rows.fold(rows.sums() + rows.pitch);
+      for (int64_t c = 0; c < run.channels; ++c) {
+        partials[run.chunk * channels + run.channel + c] = {first[c], second[c]};
+      }
+    });
+    cpu::parallel_for(0, channels, kRun / runs.chunks + 1, [&](int64_t begin, int64_t end) {
+      std::vector<Sums<double>> sums(end - begin);
       for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
-        const double count = static_cast<double>(runs.count(chunk));
         for (int64_t c = begin; c < end; ++c) {
-          const int64_t i = chunk * all + c;
-          reduce.combine(sums[c - begin], count, partials[i], partials[size + i], origin(c));
+          sums[c - begin] += partials[chunk * channels + c];
         }
       }
       for (int64_t c = begin; c < end; ++c) {
-        reduce.store(c, sums[c - begin], origin(c));
+        reduce(c, sums[c - begin]);
       }
     });
     if (out == nullptr) {
       return;
     }
-    const auto load = [&](const Run& run) {
-      return [&](int64_t c, A* arguments) { map.load(run.channel + c, arguments); };
-    };
-    for_each_run<Map::kArguments, A>(runs, false, load, [&](const Run& run, auto& rows) {
+    for_each_run<A>(runs, map, [&](const Run& run, auto& rows) {
       OPS_CALL(batch_norm_act2d::map(map, rows.arguments(), rows.pitch, runs.width, run.length,
-                                     run.repetitions, run.stride, out + run.offset, x + run.offset,
+                                     run.repetitions, run.stride, out + run.offset,
                                      (in + run.offset)...));
     });
   }

@@ -1,12 +1,12 @@
 // Batch normalisation with batch statistics, followed by an activation: the formulas on any device.
 // Forward and backward are the same three stages:
 //
-//   reduce   two sums of each channel in each chunk of the tensor    Statistics, Gradients
-//   finish   results of each channel, from those of its chunks
+//   reduce   two sums of each channel in each chunk of the tensor    Statistics, Gradients: add
+//   finish   results of each channel, from the sums of its chunks    Statistics, Gradients: ()
 //   map      each element of the output, or of the input's gradient  Normalise, InputGradient
 //
-// A stage is a functor. `load` returns the arguments of a channel; the formula of an element takes
-// them and the inputs as T: a number on CUDA, a vector on the CPU (core/cpu/simd.h).
+// `load` returns the arguments of a channel; the formula of an element takes them and the inputs as
+// T: a number on CUDA, a vector on the CPU (core/cpu/simd.h).
 #pragma once
 
 #include <limits>
@@ -16,18 +16,18 @@
 
 namespace ops::batch_norm_act2d {
 
+// Memory as [outer, channels, inner]: NCHW is [N, C, H·W], NHWC [N·H·W, C, 1].
+struct Layout {
+  int64_t outer, channels, inner;
+
+  OPS_DEVICE int64_t count() const { return outer * inner; }  // elements of a channel
+};
+
 // Activations y = f(z), each with value(z) and gradient(g, z) = g f'(z).
 
 // Return min(max(z, low), high), NaN for NaN.
 template <typename A>
 OPS_FORMULA A clamp(A z, A low, A high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (std::is_same_v<A, float>) {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(z) : "f"(low));
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(z) : "f"(high));
-    return z;
-  }
-#endif
   return z < low ? low : z > high ? high : z;
 }
 
@@ -120,98 +120,75 @@ struct Channels {
   }
 };
 
-// Sums of a channel over chunks.
+// Two sums of a channel, over a chunk in A, over all in double.
+template <typename A>
 struct Sums {
-  double first, second, third;
+  A first, second;
 
-  OPS_DEVICE void operator+=(const Sums& other) {
+  template <typename B>
+  OPS_DEVICE void operator+=(const Sums<B>& other) {
     first += other.first;
     second += other.second;
-    third += other.third;
   }
 };
 
-// Sums of a chunk are over scaled deviations d = x u − origin, u = kDeviationUnit: Σ d kSumUnit and
-// Σ d². The origin is scaled by u, too. The units are powers of two. For finite x, d is finite, and
-// so is the first sum of a million elements; the second may overflow.
-constexpr float kDeviationUnit = 1.0f / 4, kSumUnit = 1.0f / (1 << 20);
-
-// Return the median, the origin of a chunk: an outlier as the origin would cause cancellation.
-template <typename A>
-OPS_DEVICE A median(A a, A b, A c) {
-  const A low = a < b ? a : b, high = a < b ? b : a;
-  return c < low ? low : c > high ? high : c;
-}
-
-// Return Σ d² − (Σ d)² / n, at least 0; infinite if Σ d² overflows, NaN if Σ d / n is not finite.
-template <typename A>
-OPS_DEVICE A central_squares(A sum, A mean, A square) {
-  if (!(square < std::numeric_limits<A>::infinity())) {
-    return square + (mean - mean);
-  }
-  const A squares = square - sum * mean;
-  return squares < A(0) ? A(0) : squares;
-}
-
-// Return x if it is finite, else 0.
-template <typename A>
-OPS_DEVICE A finite_or_zero(A x) {
-  return x - x == A(0) ? x : A(0);
-}
-
-// Reduction to the batch's statistics. Running statistics (null: none) move by `momentum` towards
-// the mean and the unbiased variance.
-template <typename A>
+// Reduction to the batch's statistics, by sums over scaled deviations d = x u − origin, u =
+// kDeviationUnit: Σ d kSumUnit and Σ d². The units are powers of two. For finite x, d is finite,
+// and so is the first sum of a million elements; the second may overflow. Running statistics (null:
+// none) move by `momentum` towards the mean and the unbiased variance.
+template <typename A, typename S>
 struct Statistics {
   static constexpr int kArguments = 1;
-  static constexpr bool kSampled = true;  // arguments depend on three elements of a chunk
+  static constexpr A kDeviationUnit = A(1) / 4, kSumUnit = A(1) / (1 << 20);
 
+  const S* x;
+  Layout layout;
   A *mean, *rstd, *running_mean, *running_var;
   double momentum, eps;
-  int64_t n;  // elements of a channel
 
-  OPS_DEVICE void load(int64_t, const A* sample, A* a) const {
-    a[0] = finite_or_zero(median(sample[0], sample[1], sample[2])) * A(kDeviationUnit);
-  }
+  OPS_DEVICE void load(int64_t c, A* a) const { a[0] = origin(c) * kDeviationUnit; }
 
   template <typename T>
   OPS_FORMULA void add(const T* a, T& sum, T& square, T x) const {
-    const T d = x * T(A(kDeviationUnit)) - a[0];
-    sum = sum + d * T(A(kSumUnit));
+    const T d = x * T(kDeviationUnit) - a[0];
+    sum = sum + d * T(kSumUnit);
     square = square + d * d;
   }
 
-  // Replace the sums of a chunk of `count` elements by its mean and Σ (x − mean)².
-  OPS_DEVICE void finish_chunk(const A* a, A& sum, A& square, A count) const {
-    constexpr A unit = A(1) / kDeviationUnit, sum_unit = A(1) / kSumUnit;
-    const A shift = sum / count * sum_unit;
-    square = central_squares(sum * sum_unit, shift, square) * (unit * unit);
-    sum = (a[0] + shift) * unit;
-  }
-
-  // Add a chunk (Chan, Golub, LeVeque). `origin` is the mean of the first one, or 0.
-  OPS_DEVICE void combine(Sums& sums, double count, double mean, double squares,
-                          double origin) const {
-    const double d = mean - origin;
-    sums += {count * d, count * d * d, squares};
-  }
-
-  // Store the statistics. If the variance is infinite, store mean 0, so that (x − mean) rstd is 0
-  // and does not overflow.
-  OPS_DEVICE void store(int64_t c, const Sums& sums, double origin) const {
-    const double shift = sums.first / n, batch_mean = origin + shift;
-    const double squares = sums.third + central_squares(sums.first, shift, sums.second);
-    rstd[c] = static_cast<A>(1 / std::sqrt(squares / n + eps));
+  // Store the statistics of a channel. If Σ d² overflows, the variance is infinite; if Σ d / n is
+  // not finite, it is NaN. If it is infinite, store mean 0, so that (x − mean) rstd is 0 and does
+  // not overflow.
+  OPS_DEVICE void operator()(int64_t c, const Sums<double>& sums) const {
+    const double n = static_cast<double>(layout.count()), first = origin(c);
+    const double shift = sums.first / n / kSumUnit / kDeviationUnit, batch_mean = first + shift;
+    const double squares = sums.second / n / kDeviationUnit / kDeviationUnit;
+    const bool overflow = !(squares < std::numeric_limits<double>::infinity());
+    const double difference = squares - (overflow ? shift - shift : shift * shift);
+    const double variance = difference < 0 ? 0 : difference;
+    rstd[c] = static_cast<A>(1 / std::sqrt(variance + eps));
     mean[c] = rstd[c] == A(0) ? A(0) : static_cast<A>(batch_mean);
     if (running_mean) {
       move(running_mean + c, batch_mean);
     }
     if (running_var) {
-      move(running_var + c, squares / (n - 1));
+      move(running_var + c, variance * (n / (n - 1)));
     }
   }
 
  private:
+  // Return the median of the first, a middle and the last element of a channel, or 0 if it is not
+  // finite: an outlier as the origin would cause cancellation.
+  OPS_DEVICE A origin(int64_t c) const {
+    const auto at = [&](int64_t image, int64_t pixel) {
+      return static_cast<A>(x[(image * layout.channels + c) * layout.inner + pixel]);
+    };
+    const A a = at(0, 0), b = at(layout.outer / 2, layout.inner / 2),
+            last = at(layout.outer - 1, layout.inner - 1);
+    const A low = a < b ? a : b, high = a < b ? b : a, most = last < high ? last : high;
+    const A median = low < most ? most : low;
+    return median - median == A(0) ? median : A(0);
+  }
+
   OPS_DEVICE void move(A* running, double batch) const {
     *running = static_cast<A>((1 - momentum) * *running + momentum * batch);
   }
@@ -238,13 +215,12 @@ struct Normalise {
 template <typename A, typename F>
 struct Gradients {
   static constexpr int kArguments = 3;
-  static constexpr bool kSampled = false;
 
   Channels<A> channels;
   F f;
   A *grad_weight, *grad_bias;
 
-  OPS_DEVICE void load(int64_t c, const A*, A* a) const { channels.load(c, a); }
+  OPS_DEVICE void load(int64_t c, A* a) const { channels.load(c, a); }
 
   template <typename T>
   OPS_FORMULA void add(const T* a, T& sum, T& product, T x, T grad) const {
@@ -253,14 +229,8 @@ struct Gradients {
     product = product + g * d;
   }
 
-  OPS_DEVICE void finish_chunk(const A*, A&, A&, A) const {}
-
-  OPS_DEVICE void combine(Sums& sums, double, double sum, double product, double) const {
-    sums += {sum, product, 0};
-  }
-
   // If the variance is infinite, x̂ is 0, but the second sum may overflow.
-  OPS_DEVICE void store(int64_t c, const Sums& sums, double) const {
+  OPS_DEVICE void operator()(int64_t c, const Sums<double>& sums) const {
     const A rstd = channels.rstd[c];
     grad_bias[c] = static_cast<A>(sums.first);
     grad_weight[c] = static_cast<A>(rstd == A(0) ? sums.first * 0 : sums.second * rstd);

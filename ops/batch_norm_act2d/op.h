@@ -10,13 +10,6 @@
 
 namespace ops::batch_norm_act2d {
 
-// Memory as [outer, channels, inner]: NCHW is [N, C, H·W], NHWC [N·H·W, C, 1].
-struct Layout {
-  int64_t outer, channels, inner;
-
-  int64_t count() const { return outer * inner; }  // elements of a channel
-};
-
 inline Layout layout_of(const Tensor& x, bool channels_last) {
   const int64_t n = x.size(0), c = x.size(1), area = x.size(2) * x.size(3);
   return channels_last ? Layout{n * area, c, 1} : Layout{n, c, area};
@@ -28,7 +21,9 @@ inline void check_channels(const char* op, const Tensor& input, const char* name
   if (x) {
     const ScalarType dtype = input.scalar_type(), sums = accumulator_dtype(dtype);
     check_device(op, "input", input, name, *x);
-    check_shape(op, name, *x, {input.size(1)});
+    check(x->dim() == 1 && x->size(0) == input.size(1), op, ": ", name, " must have shape ",
+          list{{input.size(1)}}, ", one value per channel of input ", shape{input}, ", got ",
+          shape{*x});
     check(x->scalar_type() == dtype || x->scalar_type() == sums, op, ": ", name,
           " must have dtype ", dtype_name(dtype), dtype == sums ? "" : " or float32", ", got ",
           dtype_name(x->scalar_type()));
@@ -108,10 +103,11 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, std::optional<Te
     const auto data = [](const std::optional<Tensor>& x) {
       return x ? x->mutable_data_ptr<A>() : nullptr;
     };
-    const Statistics<A> statistics{data(mean), data(rstd), data(new_mean),  data(new_var),
-                                   momentum,   eps,        a.layout.count()};
+    const T* x = a.x.const_data_ptr<T>();
+    const Statistics<A, T> statistics{
+        x, a.layout, data(mean), data(rstd), data(new_mean), data(new_var), momentum, eps};
     Backend::run(a.x, a.layout, statistics, Normalise<A, std::decay_t<decltype(f)>>{channels, f},
-                 out.mutable_data_ptr<T>(), a.x.const_data_ptr<T>());
+                 out.mutable_data_ptr<T>(), x);
   });
   for (const auto& [from, to] : {std::pair{&new_mean, &running_mean}, {&new_var, &running_var}}) {
     if (*to && (*to)->get() != (*from)->get()) {

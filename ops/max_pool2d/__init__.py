@@ -137,15 +137,6 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 
-def _starts(taps: Tensor, stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
-    """Return the first rows [Ho, 1] and columns [Wo] of the windows."""
-    rows, columns = (
-        torch.arange(count, device=taps.device) * s - p
-        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
-    )
-    return [rows[:, None], columns]
-
-
 def _gather(image: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
     """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order.
 
@@ -154,8 +145,11 @@ def _gather(image: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
     kernel_size, stride, padding, dilation, *_ = arguments
     padding_alone = taps == _NO_TAP[taps.dtype]
     tap = taps.long()
-    first_row, first_column = _starts(taps, stride, padding)
-    row = tap // kernel_size[1] * dilation[0] + first_row
+    first_row, first_column = (
+        torch.arange(count, device=taps.device) * s - p
+        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
+    )
+    row = tap // kernel_size[1] * dilation[0] + first_row[:, None]
     column = tap % kernel_size[1] * dilation[1] + first_column
     pixel = (row * image.shape[3] + column).masked_fill(padding_alone, 0)
     flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode

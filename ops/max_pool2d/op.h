@@ -26,19 +26,13 @@ struct Geometry : Windows {
   ScalarType index_type() const { return taps() < kByteTaps ? ScalarType::Byte : ScalarType::Long; }
 };
 
-// Arguments of the operator.
-struct Arguments {
-  const std::vector<int64_t>&kernel_size, &stride, &padding, &dilation;
-  bool ceil_mode;
-};
-
 // Check the arguments for `x` (input or grad_output) and an input of h × w pixels.
-inline Geometry geometry(const char* op, const Tensor& x, int64_t h, int64_t w, const Arguments& p,
-                         bool channels_last) {
-  check_pair(op, "kernel_size", p.kernel_size, 1);
-  const Geometry g{windows(op, h, w, p.kernel_size[0], p.kernel_size[1],
-                           {p.stride, p.padding, p.dilation}, p.ceil_mode),
-                   x.size(0), x.size(1), channels_last};
+inline Geometry geometry(const char* op, const Tensor& x, int64_t h, int64_t w,
+                         const std::vector<int64_t>& kernel_size, const Spacing& spacing,
+                         bool ceil_mode, bool channels_last) {
+  check_pair(op, "kernel_size", kernel_size, 1);
+  const Geometry g{windows(op, h, w, kernel_size[0], kernel_size[1], spacing, ceil_mode), x.size(0),
+                   x.size(1), channels_last};
   check(h > 0 && w > 0, op, ": the input must have pixels, got height ", h, " and width ", w);
   check(g.kernel_h <= (int64_t{1} << 31) / g.kernel_w, op,
         ": kernel_size must have at most 2^31 pixels, got [", g.kernel_h, ", ", g.kernel_w, "]");
@@ -53,68 +47,48 @@ void dispatch_index(ScalarType type, const F& f) {
   type == ScalarType::Byte ? f(type_tag<uint8_t>{}) : f(type_tag<int64_t>{});
 }
 
-// Check, allocate and call Backend's kernel. Return (output, indices); indices are empty if not
-// needed.
-template <typename Backend>
-std::tuple<Tensor, Tensor> forward(const char* op, const Tensor& input, const Arguments& arguments,
-                                   bool needs_indices) {
+// Return the output or, if Result is a tuple, output and indices.
+template <typename Backend, typename Result>
+Result forward(const Tensor& input, std::vector<int64_t> kernel_size, std::vector<int64_t> stride,
+               std::vector<int64_t> padding, std::vector<int64_t> dilation, bool ceil_mode) {
+  constexpr bool kIndices = !std::is_same_v<Result, Tensor>;
+  const char* op = kIndices ? "max_pool2d_with_indices" : "max_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
-  const auto g =
-      geometry(op, input, input.size(2), input.size(3), arguments, is_channels_last(input));
+  const auto g = geometry(op, input, input.size(2), input.size(3), kernel_size,
+                          {stride, padding, dilation}, ceil_mode, is_channels_last(input));
   const Tensor x = as_contiguous(input, g.channels_last);
   Tensor out = empty(x, {g.n, g.c, g.out_h, g.out_w}, g.channels_last);
-  Tensor indices;
-  if (needs_indices) {
-    indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
-  }
-  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const auto run = [&](auto to) {
+  const auto run = [&](auto indices) {
+    dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
       if (out.numel() > 0) {
-        Backend::forward(x, g, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), to);
+        Backend::forward(x, g, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), indices);
       }
-    };
-    if (!needs_indices) {
-      return run(NoIndices{});
-    }
-    dispatch_index(g.index_type(), [&](auto index_tag) {
-      run(indices.mutable_data_ptr<typename decltype(index_tag)::type>());
     });
-  });
-  return {out, indices};
+  };
+  if constexpr (kIndices) {
+    Tensor indices =
+        empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
+    dispatch_index(g.index_type(), [&](auto tag) {
+      run(indices.mutable_data_ptr<typename decltype(tag)::type>());
+    });
+    return {out, indices};
+  } else {
+    run(NoIndices{});
+    return out;
+  }
 }
 
 template <typename Backend>
-Tensor max_pool2d(const Tensor& input, std::vector<int64_t> kernel_size,
-                  std::vector<int64_t> stride, std::vector<int64_t> padding,
-                  std::vector<int64_t> dilation, bool ceil_mode) {
-  return std::get<0>(forward<Backend>("max_pool2d", input,
-                                      {kernel_size, stride, padding, dilation, ceil_mode},
-                                      /*needs_indices=*/false));
-}
-
-template <typename Backend>
-std::tuple<Tensor, Tensor> max_pool2d_with_indices(const Tensor& input,
-                                                   std::vector<int64_t> kernel_size,
-                                                   std::vector<int64_t> stride,
-                                                   std::vector<int64_t> padding,
-                                                   std::vector<int64_t> dilation, bool ceil_mode) {
-  return forward<Backend>("max_pool2d_with_indices", input,
-                          {kernel_size, stride, padding, dilation, ceil_mode},
-                          /*needs_indices=*/true);
-}
-
-template <typename Backend>
-Tensor max_pool2d_with_indices_backward(const Tensor& grad_output, const Tensor& indices,
-                                        std::vector<int64_t> kernel_size,
-                                        std::vector<int64_t> stride, std::vector<int64_t> padding,
-                                        std::vector<int64_t> dilation, bool ceil_mode,
-                                        int64_t height, int64_t width, bool channels_last) {
+Tensor backward(const Tensor& grad_output, const Tensor& indices, std::vector<int64_t> kernel_size,
+                std::vector<int64_t> stride, std::vector<int64_t> padding,
+                std::vector<int64_t> dilation, bool ceil_mode, int64_t height, int64_t width,
+                bool channels_last) {
   const char* op = "max_pool2d_with_indices_backward";
   check(grad_output.dim() == 4, op, ": grad_output must have shape [N, C, Ho, Wo], got ",
         shape{grad_output});
-  const auto g = geometry(op, grad_output, height, width,
-                          {kernel_size, stride, padding, dilation, ceil_mode}, channels_last);
+  const auto g = geometry(op, grad_output, height, width, kernel_size, {stride, padding, dilation},
+                          ceil_mode, channels_last);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check_shape(op, "indices", indices, {g.n, g.c, g.out_h, g.out_w});
   check_device(op, "grad_output", grad_output, "indices", indices);

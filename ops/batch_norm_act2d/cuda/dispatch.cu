@@ -29,33 +29,32 @@ void dispatch_grids(Layout layout, std::initializer_list<const void*> pointers, 
 constexpr int64_t kSmallBytes = 224 * 1024;
 
 struct Backend {
-  // `in` are the inputs after x. `out` may be null: reduction only.
+  // `in` are the inputs. `out` may be null: reduction only.
   template <typename T, typename Reduce, typename Map, typename... In>
   static void run(const Tensor& like, Layout layout, const Reduce& reduce, const Map& map, T* out,
-                  const T* x, const In*... in) {
+                  const In*... in) {
     using A = acc_t<T>;
+    check(layout.channels <= std::numeric_limits<int>::max(), "batch_norm_act2d: on CUDA, input ",
+          "must have fewer than 2^31 channels, got ", layout.channels);
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    dispatch_grids<T>(layout, {out, x, in...}, [&](const auto& g, const auto& map_grid) {
+    dispatch_grids<T>(layout, {out, in...}, [&](const auto& g, const auto& map_grid) {
       using G = std::decay_t<decltype(g)>;
       const G whole(layout, 1);
-      const int64_t bytes = (1 + sizeof...(In)) * sizeof(T) * G::V * whole.rows * whole.columns;
+      const int64_t bytes = sizeof...(In) * sizeof(T) * G::V * whole.rows * whole.columns;
       if (layout.inner > 1 && whole.chunks == 1 && bytes <= kSmallBytes) {
         return launch_kernel(channel_kernel<G, T, Reduce, Map, In...>, whole.blocks(), G::kThreads,
-                             0, stream, whole, reduce, map, layout.count(), out, x, in...);
+                             0, stream, whole, reduce, map, out, in...);
       }
       const Tensor memory =
-          empty(like, {2, g.chunks, g.channels}, accumulator_dtype(like.scalar_type()));
-      A* partials = memory.mutable_data_ptr<A>();
-      launch_kernel(reduce_kernel<G, T, Reduce, In...>, g.blocks(), G::kThreads, 0, stream, g,
-                    reduce, partials, x, in...);
-      launch_dependent(finish_kernel<Reduce, A>, ceil_div(g.channels, kFinishChannels),
-                       dim3(kFinishChannels, kFinishLines), stream, reduce,
-                       static_cast<const A*>(partials), g.chunks, g.channels,
-                       g.chunk * (G::V / G::kChannels), layout.count());
+          empty(like, {g.chunks, g.channels, 2}, accumulator_dtype(like.scalar_type()));
+      const auto partials = reinterpret_cast<Sums<A>*>(memory.mutable_data_ptr<A>());
+      launch_kernel(reduce_kernel<A, G, Reduce, In...>, g.blocks(), G::kThreads, 0, stream, g,
+                    reduce, partials, in...);
+      second_stage<Sums<A>, Reduce, Sums<double>>(partials, g.chunks, g.channels, reduce, stream);
       if (out != nullptr) {
-        launch_dependent(map_kernel<G, T, Map, T, In...>, map_grid.blocks(), G::kThreads, stream,
-                         map_grid, map, out, x, in...);
+        launch_dependent(map_kernel<G, T, Map, In...>, map_grid.blocks(), G::kThreads, stream,
+                         map_grid, map, out, in...);
       }
     });
   }

@@ -62,6 +62,21 @@ struct Grid {
   dim3 blocks() const { return dim3(tiles, chunks); }
 };
 
+// Vectors of an input, which no kernel writes: GCC does not take packs of __restrict__ pointers.
+template <typename T, int V, int N>
+struct Vectors {
+  Vector<T, V> vector[N];
+
+  __device__ Vectors(const T* x, const int64_t* offsets) {
+    using Bits = typename BitsOf<V * sizeof(T)>::type;  // see load_vector
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const Bits bits = __ldg(reinterpret_cast<const Bits*>(x + offsets[i]));
+      vector[i] = reinterpret_cast<const Vector<T, V>&>(bits);
+    }
+  }
+};
+
 // The vectors of one thread.
 template <typename G>
 struct Slice {
@@ -89,9 +104,9 @@ struct Slice {
     }
   }
 
-  // Call f(Width<n>{}, offsets) for groups of n vectors.
-  template <typename F>
-  __device__ void for_each(const F& f) const {
+  // Call f(Width<n>{}, offsets, Vectors of each input) for groups of n vectors.
+  template <typename F, typename... In>
+  __device__ void for_each(const F& f, const In*... in) const {
     int64_t row = first + thread_row, at = offset(row);
     [[maybe_unused]] int64_t pixel = row % g.plane;  // NCHW
     const int64_t images = g.thread_rows / g.plane, pixels = g.thread_rows % g.plane;
@@ -115,11 +130,11 @@ struct Slice {
       for (int64_t& offset : offsets) {
         offset = next();
       }
-      f(Width<kUnroll>{}, offsets);
+      f(Width<kUnroll>{}, offsets, Vectors<In, G::V, kUnroll>(in, offsets)...);
     }
     for (; row < last; row += g.thread_rows) {
       offsets[0] = next();
-      f(Width<1>{}, offsets);
+      f(Width<1>{}, offsets, Vectors<In, G::V, 1>(in, offsets)...);
     }
   }
 };

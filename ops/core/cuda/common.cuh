@@ -108,10 +108,12 @@ struct alignas(sizeof(T) * N) Vector {
 // Integer type of kBytes bytes, for vectorised loads and stores.
 template <int kBytes>
 struct BitsOf {
-  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
   using type = std::conditional_t<
-      kBytes == 2, unsigned short,
-      std::conditional_t<kBytes == 4, unsigned, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+      kBytes == 1, unsigned char,
+      std::conditional_t<kBytes == 2, unsigned short,
+                         std::conditional_t<kBytes == 4, unsigned,
+                                            std::conditional_t<kBytes == 8, uint2, uint4>>>>;
 };
 
 constexpr int kVectorBytes = 16;

@@ -65,15 +65,15 @@ __device__ void reduce_block(Acc (&sum)[kSums][V], Acc* shared, int lane, int la
 
 constexpr int kReduceColumns = 32;
 
-// Stage 2. kRows threads reduce one sum; each adds every kRows-th split.
-template <int kRows, typename A, typename Write>
+// Stage 2. kRows threads reduce one sum, as a Sum; each adds every kRows-th split.
+template <int kRows, typename A, typename Write, typename Sum>
 __global__ void __launch_bounds__(kReduceColumns* kRows)
     second_stage_kernel(const A* partial, int splits, int size, Write write) {
-  __shared__ A sums[kRows][kReduceColumns];
+  __shared__ Sum sums[kRows][kReduceColumns];
   const int column = threadIdx.x, row = threadIdx.y;
   const int i = blockIdx.x * kReduceColumns + column;
   wait_for_previous_kernel();
-  A sum = 0;
+  Sum sum{};
   if (i < size) {
 #pragma unroll 4  // loads in flight
     for (int s = row; s < splits; s += kRows) {
@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(kReduceColumns* kRows)
 }
 
 // Run stage 2 on sums [splits, size]. Stage 1 may call trigger_dependent_launch.
-template <typename A, typename Write>
+template <typename A, typename Write, typename Sum = A>
 void second_stage(const A* sums, int64_t splits, int64_t size, const Write& write,
                   cudaStream_t stream) {
   const auto launch = [&](auto rows) {
-    launch_dependent(second_stage_kernel<rows.value, A, Write>, ceil_div(size, kReduceColumns),
+    launch_dependent(second_stage_kernel<rows.value, A, Write, Sum>, ceil_div(size, kReduceColumns),
                      dim3(kReduceColumns, rows.value), stream, sums, static_cast<int>(splits),
                      static_cast<int>(size), write);
   };

@@ -117,9 +117,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
-  m.impl("max_pool2d_with_indices", TORCH_BOX(&max_pool2d_with_indices<Kernels>));
-  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&max_pool2d_with_indices_backward<Kernels>));
+  using Both = std::tuple<Tensor, Tensor>;
+  m.impl("max_pool2d", TORCH_BOX((&forward<Kernels, Tensor>)));
+  m.impl("max_pool2d_with_indices", TORCH_BOX((&forward<Kernels, Both>)));
+  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&backward<Kernels>));
 }
 
 }  // namespace ops::max_pool2d

@@ -188,13 +188,6 @@ void unpool_run(const Plan& p, const T* grad, const I* indices, const Window& wi
   }
 }
 
-// As unpool_run, for windows two pixels wide. flatten: short rows need no further calls.
-template <int K, typename T, typename I>
-__attribute__((flatten, noinline)) void unpool_pairs(const Plan& p, const T* grad, const I* indices,
-                                                     const Window& window, int64_t run, T* out) {
-  unpool_run<kLanes<acc_t<T>>, 2, K>(p, grad, indices, window, run, out);
-}
-
 // Forward of output rows [begin, end), counted over images.
 template <typename T, typename Indices>
 void forward_rows(const Plan& p, const T* x, T* out, Indices indices, int64_t begin, int64_t end) {
@@ -256,8 +249,8 @@ void backward_rows(const Plan& p, const T* grad, const I* indices, T* out, int64
         full ? unpool_run<N, 1, 2>(p, grad, indices, window, run, to)
              : unpool_run<N, 1, 0>(p, grad, indices, window, run, to);
       } else if (p.is_full(window.columns)) {
-        full ? unpool_pairs<2>(p, grad, indices, window, run, to)
-             : unpool_pairs<0>(p, grad, indices, window, run, to);
+        full ? unpool_run<N, 2, 2>(p, grad, indices, window, run, to)
+             : unpool_run<N, 2, 0>(p, grad, indices, window, run, to);
       } else {  // cut at the left or right edge: one output
         unpool_run<1, 1, 0>(p, grad, indices, window, run, to);
       }

@@ -11,7 +11,7 @@
 //   any      any, with dilation                    backward_kernel
 //
 // Indices are 32-bit if all sizes allow it (FastDivide).
-#include "max_pool2d/cuda/kernels.cuh"
+#include "max_pool2d/cuda/stride_2.cuh"
 
 namespace ops::max_pool2d {
 namespace {
@@ -68,30 +68,26 @@ struct Kernels {
     const bool halves = 2 * g.out_w == g.w;  // no window of ceil_mode beyond the last column
     const bool by_2 = halves && 2 * g.out_h <= g.h && has_stride_2<2, 0>(g);
     const bool by_3 = halves && has_stride_2<3, 1>(g);
+    const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
+    const int64_t side = square ? g.kernel_h : 0;
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
       dispatch_vectors<T>(by_2 || by_3 ? g.w : channels_of_row(g), {x}, indices, [&](auto v) {
         const auto run = [&](auto kernel, int64_t columns, int64_t width) {
           launch(like, kernel, Params<Divider>(g, g.out_h, columns, width), x, out, indices);
         };
-        if constexpr (!std::is_same_v<Indices, int64_t*>) {
-          const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
-          if constexpr (v.value > 1) {
-            if (by_2 || by_3) {
-              constexpr int V = v.value / 2;
-              return run(by_2 ? forward_stride_2_kernel<2, V, T, Indices, Divider>
-                              : forward_stride_2_kernel<3, V, T, Indices, Divider>,
-                         g.out_w / V, 1);
-            }
-          }
-          if (square && g.kernel_h == 2) {
-            return run(forward_kernel<2, v.value, T, Indices, Divider>, g.out_w, v.value);
-          }
-          if (square && g.kernel_h == 3) {
-            return run(forward_kernel<3, v.value, T, Indices, Divider>, g.out_w, v.value);
+        if constexpr (v.value > 1) {
+          if (by_2 || by_3) {
+            constexpr int V = v.value / 2;
+            return run(by_2 ? forward_stride_2_kernel<2, V, T, Indices, Divider>
+                            : forward_stride_2_kernel<3, V, T, Indices, Divider>,
+                       g.out_w / V, 1);
           }
         }
-        run(forward_kernel<0, v.value, T, Indices, Divider>, g.out_w, v.value);
+        run(side == 2   ? forward_kernel<2, v.value, T, Indices, Divider>
+            : side == 3 ? forward_kernel<3, v.value, T, Indices, Divider>
+                        : forward_kernel<0, v.value, T, Indices, Divider>,
+            g.out_w, v.value);
       });
     });
   }
@@ -126,9 +122,10 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
-  m.impl("max_pool2d_with_indices", TORCH_BOX(&max_pool2d_with_indices<Kernels>));
-  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&max_pool2d_with_indices_backward<Kernels>));
+  using Both = std::tuple<Tensor, Tensor>;
+  m.impl("max_pool2d", TORCH_BOX((&forward<Kernels, Tensor>)));
+  m.impl("max_pool2d_with_indices", TORCH_BOX((&forward<Kernels, Both>)));
+  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&backward<Kernels>));
 }
 
 }  // namespace ops::max_pool2d
