@@ -3,69 +3,67 @@
 #include "core/cpu/parallel.h"
 #include "global_avg_pool2d/op.h"
 
-namespace ops::global_avg_pool2d {
-
-constexpr int64_t kSplit = 32768;  // elements per split and thread, minimum
-
-// Partition of the length. It depends on the shape alone: results do not depend on threads.
-struct Splits {
-  PoolLayout layout;
-  int64_t rows;   // per split: of `inner` elements
-  int64_t count;  // splits per outer index
-
-  explicit Splits(PoolLayout layout)
-      : layout(layout),
-        rows(std::max<int64_t>(1, kSplit / layout.inner)),
-        count(std::max<int64_t>(1, (layout.length + rows - 1) / rows)) {}
-
-  // Call f(begin, end) for ranges of splits, in parallel.
-  template <typename F>
-  void for_each_range(const F& f) const {
-    const int64_t size = std::min(rows, layout.length) * layout.inner;
-    cpu::parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1, f);
-  }
-};
-
-}  // namespace ops::global_avg_pool2d
-
 #define OPS_KERNELS "global_avg_pool2d/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
 namespace ops::global_avg_pool2d {
 namespace {
 
+constexpr int64_t kSplit = 32768;  // elements per split and thread, minimum
+
+// Partition of the length. It depends on the shape alone: results do not depend on threads.
+struct Splits {
+  PoolLayout layout;
+  int64_t rows;   // per split, maximum
+  int64_t count;  // splits per outer index
+
+  explicit Splits(PoolLayout layout)
+      : layout(layout),
+        rows(std::max<int64_t>(1, std::min(layout.length, kSplit / layout.inner))),
+        count(std::max<int64_t>(1, (layout.length + rows - 1) / rows)) {}
+
+  // Call f(split, outer index, how many, first row, rows) in parallel: for several outer indices at
+  // once if they are not split.
+  template <typename F>
+  void for_each(const F& f) const {
+    const int64_t grain = kSplit / (rows * layout.inner) + 1;
+    cpu::parallel_for(0, layout.outer * count, grain, [&](int64_t begin, int64_t end) {
+      if (count == 1) {
+        return f(begin, begin, end - begin, 0, layout.length);
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i % count * rows;
+        f(i, i / count, 1, row, std::min(rows, layout.length - row));
+      }
+    });
+  }
+};
+
 struct Loops {
   template <typename T>
   static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
-    using A = acc_t<T>;
+    const int64_t outer = layout.outer, length = layout.length, inner = layout.inner;
     const Splits splits(layout);
-    if (layout.inner == 1 && splits.count == 1) {
-      return splits.for_each_range([&](int64_t begin, int64_t end) {
-        OPS_CALL(global_avg_pool2d::average_planes(x, begin, end, layout.length, out));
-      });
-    }
-    Tensor memory = empty(like, {layout.outer * splits.count * layout.inner},
-                          accumulator_dtype(like.scalar_type()));
-    A* sums = memory.mutable_data_ptr<A>();
-    splits.for_each_range([&](int64_t begin, int64_t end) {
-      OPS_CALL(global_avg_pool2d::sum_splits(splits, begin, end, x, sums));
+    Tensor memory =
+        empty(like, {outer * splits.count * inner}, accumulator_dtype(like.scalar_type()));
+    acc_t<T>* sums = memory.mutable_data_ptr<acc_t<T>>();
+    splits.for_each([=](int64_t split, int64_t o, int64_t n, int64_t row, int64_t rows) {
+      OPS_CALL(global_avg_pool2d::sum_images(x + (o * length + row) * inner, n, rows, inner,
+                                             sums + split * inner));
     });
-    if (splits.count == 1) {  // all outputs in one call
-      OPS_CALL(
-          global_avg_pool2d::average(sums, 1, layout.outer * layout.inner, layout.length, out));
-      return;
-    }
-    for (int64_t o = 0; o < layout.outer; ++o, sums += splits.count * layout.inner) {
-      OPS_CALL(global_avg_pool2d::average(sums, splits.count, layout.inner, layout.length,
-                                          out + o * layout.inner));
+    // Without splits, average all outputs in one call.
+    const int64_t calls = splits.count == 1 ? 1 : outer, width = outer * inner / calls;
+    for (int64_t i = 0; i < calls; ++i, sums += splits.count * width) {
+      OPS_CALL(global_avg_pool2d::average(sums, splits.count, width, length, out + i * width));
     }
   }
 
   template <typename T>
   static void backward(const Tensor&, PoolLayout layout, const T* grad, T* out) {
-    const Splits splits(layout);
-    splits.for_each_range([&](int64_t begin, int64_t end) {
-      OPS_CALL(global_avg_pool2d::broadcast_splits(splits, begin, end, grad, out));
+    Splits(layout).for_each([=](int64_t, int64_t o, int64_t n, int64_t row, int64_t rows) {
+      const auto [outer, length, inner] = layout;
+      OPS_CALL(global_avg_pool2d::broadcast_images(grad + o * inner, n, rows, inner, length,
+                                                   out + (o * length + row) * inner));
     });
   }
 };

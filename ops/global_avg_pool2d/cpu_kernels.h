@@ -6,12 +6,10 @@
 //   │ one sum each ─► sum_lanes     │         │              │ …       ─► sums[channel] in L1
 //   └───────────────────────────────┘         └──────────────┘
 //
-//   thread:  a range of splits (cpu.cpp)
+//   thread:  whole images, or a split of one (cpu.cpp)
 //   lanes:   adjacent pixels (NCHW), adjacent channels (NHWC)
 
 namespace ops::cpu::OPS_ISA::global_avg_pool2d {
-
-using namespace ops::global_avg_pool2d;
 
 // Load the N elements before `end` and zero all but the last n < N.
 template <int N, typename T>
@@ -25,17 +23,14 @@ inline Vec<acc_t<T>, N> load_last(const T* end, int64_t n) {
   return lane < Lanes{} + static_cast<bits_t<acc_t<T>>>(N - n) ? Vec<acc_t<T>, N>{} : all;
 }
 
-// Permute: result[i] = v[i ^ S].
-template <typename A, int N, int S, int... I>
-inline Vec<A, N> swap_lanes(Vec<A, N> v, std::integer_sequence<int, I...>) {
-  return shuffle<A, N>(v, v, std::integer_sequence<int, (I ^ S)...>{});
-}
-
-template <typename A, int N, int S = N / 2>
+template <typename A, int N>
 inline A sum_lanes(Vec<A, N> v) {
-  if constexpr (S > 0) {
-    v += swap_lanes<A, N, S>(v, std::make_integer_sequence<int, N>{});
-    return sum_lanes<A, N, S / 2>(v);
+  if constexpr (N > 1) {
+    struct Halves {
+      Vec<A, N / 2> low, high;
+    };
+    const auto halves = bit_cast<Halves>(v);
+    return sum_lanes<A, N / 2>(halves.low + halves.high);
   }
   return v[0];
 }
@@ -43,57 +38,52 @@ inline A sum_lanes(Vec<A, N> v) {
 // Return the sum of n elements; the order depends on n alone.
 template <typename T>
 acc_t<T> sum_contiguous(const T* x, int64_t n) {
-  using A = acc_t<T>;
-  constexpr int N = kLanes<A>;
-  Vec<A, N> a{}, b{}, c{}, d{};
+  constexpr int N = kLanes<acc_t<T>>;
+  Vec<acc_t<T>, N> sums[4] = {};
   int64_t i = 0;
   for (; i + 4 * N <= n; i += 4 * N) {
-    a += load<N>(x + i);
-    b += load<N>(x + i + N);
-    c += load<N>(x + i + 2 * N);
-    d += load<N>(x + i + 3 * N);
+    OPS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      sums[k] += load<N>(x + i + k * N);
+    }
   }
   for (; i + N <= n; i += N) {
-    a += load<N>(x + i);
+    sums[0] += load<N>(x + i);
   }
   if (i < n) {
-    b += n < N ? load_first<N>(x, n) : load_last<N>(x + n, n - i);
+    sums[1] += n < N ? load_first<N>(x, n) : load_last<N>(x + n, n - i);
   }
-  return sum_lanes<A, N>((a + b) + (c + d));
+  return sum_lanes<acc_t<T>, N>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// out[p] = Σ x[p, i] / length for planes [begin, end)
-template <typename T>
-void average_planes(const T* x, int64_t begin, int64_t end, int64_t length, T* out) {
-  using A = acc_t<T>;
-  for (int64_t p = begin; p < end; ++p) {
-    store<1>(out + p, Vec<A, 1>{sum_contiguous(x + p * length, length) / A(length)});
+// sums[k] += Σ x[row, k] over ROWS rows of `width` elements.
+template <int ROWS, typename T>
+inline void add_rows(const T* x, int64_t width, acc_t<T>* sums) {
+  constexpr int N = kLanes<acc_t<T>>;
+  const auto add = [=](auto n, int64_t k) {
+    auto sum = load<n.value>(sums + k);
+    OPS_UNROLL
+    for (int row = 0; row < ROWS; ++row) {
+      sum += load<n.value>(x + row * width + k);
+    }
+    store<n.value>(sums + k, sum);
+  };
+  int64_t k = 0;
+  for (; k + N <= width; k += N) {
+    add(std::integral_constant<int, N>{}, k);
+  }
+  for (; k < width; ++k) {
+    add(std::integral_constant<int, 1>{}, k);
   }
 }
 
-// sums[k] += x[row, k] over all rows, `width` elements each.
 template <typename T>
 void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
-  using A = acc_t<T>;
-  constexpr int N = kLanes<A>;
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4, x += 4 * width) {
-    const T *b = x + width, *c = b + width, *d = c + width;
-    int64_t k = 0;
-    for (; k + N <= width; k += N) {
-      const Vec<A, N> four = (load<N>(x + k) + load<N>(b + k)) + (load<N>(c + k) + load<N>(d + k));
-      store<N>(sums + k, load<N>(sums + k) + four);
-    }
-    if (const int64_t rest = width - k; rest > 0) {
-      const Vec<A, N> four = (load_first<N>(x + k, rest) + load_first<N>(b + k, rest)) +
-                             (load_first<N>(c + k, rest) + load_first<N>(d + k, rest));
-      store_first<N>(sums + k, load_first<N>(sums + k, rest) + four, rest);
-    }
+  for (; rows >= 4; rows -= 4, x += 4 * width) {
+    add_rows<4>(x, width, sums);
   }
-  for (; row < rows; ++row, x += width) {
-    for (int64_t k = 0; k < width; ++k) {
-      sums[k] += x[k];
-    }
+  for (; rows > 0; --rows, x += width) {
+    add_rows<1>(x, width, sums);
   }
 }
 
@@ -104,47 +94,32 @@ template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  if (width == 1) {
-    *sums = sum_contiguous(x, rows);
-    return;
-  }
   __builtin_memset(sums, 0, width * sizeof(A));
   const int64_t divisor = width & -width;  // largest power of two that divides width
-  const int64_t fold = divisor < N ? N / divisor : 1;
-  if (fold == 1 || width > kMaxFolded) {
-    add_rows(x, rows, width, sums);
+  if (divisor < N && width <= kMaxFolded) {
+    const int64_t fold = N / divisor, folded = rows / fold;
+    A wide[kMaxFolded * N];
+    __builtin_memset(wide, 0, fold * width * sizeof(A));
+    add_rows(x, folded, fold * width, wide);
+    add_rows(wide, fold, width, sums);
+    x += folded * fold * width;
+    rows -= folded * fold;
+  }
+  add_rows(x, rows, width, sums);
+}
+
+// sums[o, k] = Σ x[o, row, k]
+template <typename T>
+void sum_images(const T* x, int64_t outer, int64_t rows, int64_t inner, acc_t<T>* sums) {
+  if (inner == 1) {
+    for (int64_t o = 0; o < outer; ++o) {
+      sums[o] = sum_contiguous(x + o * rows, rows);
+    }
     return;
   }
-  A wide[kMaxFolded * N];
-  __builtin_memset(wide, 0, fold * width * sizeof(A));
-  const int64_t folded = rows / fold;
-  add_rows(x, folded, fold * width, wide);
-  add_rows(wide, fold, width, sums);
-  add_rows(x + folded * fold * width, rows - folded * fold, width, sums);
-}
-
-// Call f(i, o, first row, rows) for splits i in [begin, end).
-template <typename F>
-inline void for_each_split(const Splits& s, int64_t begin, int64_t end, const F& f) {
-  int64_t o = begin / s.count, first = begin % s.count * s.rows;
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t rest = s.layout.length - first, rows = s.rows < rest ? s.rows : rest;
-    f(i, o, first, rows);
-    first += rows;
-    if (first == s.layout.length) {
-      first = 0;
-      ++o;
-    }
+  for (int64_t o = 0; o < outer; ++o) {
+    sum_rows(x + o * rows * inner, rows, inner, sums + o * inner);
   }
-}
-
-// sums[i, k] = Σ x[o, row, k] over the rows of split i
-template <typename T>
-void sum_splits(const Splits& s, int64_t begin, int64_t end, const T* x, acc_t<T>* sums) {
-  const auto [outer, length, inner] = s.layout;
-  for_each_split(s, begin, end, [=](int64_t i, int64_t o, int64_t first, int64_t rows) {
-    sum_rows(x + (o * length + first) * inner, rows, inner, sums + i * inner);
-  });
 }
 
 // out[k] = Σ sums[split, k] / length
@@ -161,53 +136,36 @@ void average(const From* sums, int64_t splits, int64_t width, int64_t length, T*
   }
 }
 
-// Fill out[period, n) periodically: out[i] = out[i − period].
+// out[i] = out[i − period] for i in [period, n): double the filled part, from 12 KB on copy its
+// first 6 KB or more. They are in the L1 cache, and no load waits for store forwarding.
 template <typename T>
 void repeat_period(T* out, int64_t period, int64_t n) {
-  // Copy from this far back: no load waits for store forwarding, and the source is in the L1 cache.
-  constexpr int64_t kDistance = 6144 / sizeof(T);
-  int64_t done = period;
-  while (done < n && done < kDistance) {
-    const int64_t more = done < n - done ? done : n - done;
-    __builtin_memcpy(out + done, out, more * sizeof(T));
-    done += more;
-  }
-  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
-  const int64_t back = done;  // a multiple of the period
-  for (; done + N <= n; done += N) {
-    const auto bytes = load_bytes<Vec<char, OPS_VECTOR_BYTES>>(out + done - back);
-    __builtin_memcpy(out + done, &bytes, sizeof(bytes));
-  }
-  __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));
-}
-
-template <typename T>
-void fill(T* out, int64_t n, acc_t<T> value) {
-  constexpr int N = kLanes<acc_t<T>>;
-  const auto values = broadcast<acc_t<T>, N>(value);
-  for (int64_t i = 0; i + N <= n; i += N) {
-    store<N>(out + i, values);
-  }
-  if (n >= N) {
-    store<N>(out + n - N, values);  // overlaps
-  } else {
-    store_first<N>(out, values, n);
+  constexpr int64_t kBlock = 12288 / sizeof(T);
+  for (int64_t done = period, block = period; done < n; done += block) {
+    block = done < kBlock ? done : block;  // whole periods
+    __builtin_memcpy(out + done, out, (block < n - done ? block : n - done) * sizeof(T));
   }
 }
 
-// out[o, row, k] = grad[o, k] / length over the rows of each split
+// out[o, row, k] = grad[o, k] / length
 template <typename T>
-void broadcast_splits(const Splits& s, int64_t begin, int64_t end, const T* grad, T* out) {
-  const auto [outer, length, inner] = s.layout;
-  for_each_split(s, begin, end, [=](int64_t, int64_t o, int64_t first, int64_t rows) {
-    T* to = out + (o * length + first) * inner;
-    if (inner == 1) {
-      fill(to, rows, acc_t<T>(grad[o]) / acc_t<T>(length));
-    } else if (rows > 0) {
-      average(grad + o * inner, 1, inner, length, to);
-      repeat_period(to, inner, rows * inner);
+void broadcast_images(const T* grad, int64_t outer, int64_t rows, int64_t inner, int64_t length,
+                      T* out) {
+  if (inner == 1) {
+    for (int64_t o = 0; o < outer; ++o) {
+      T value;
+      store<1>(&value, Vec<acc_t<T>, 1>{grad[o] / acc_t<T>(length)});
+      for (int64_t row = 0; row < rows; ++row) {
+        out[o * rows + row] = value;
+      }
     }
-  });
+    return;
+  }
+  for (int64_t o = 0; o < outer; ++o) {
+    T* image = out + o * rows * inner;
+    average(grad + o * inner, 1, inner, length, image);
+    repeat_period(image, inner, rows * inner);
+  }
 }
 
 }  // namespace ops::cpu::OPS_ISA::global_avg_pool2d

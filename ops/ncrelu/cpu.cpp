@@ -2,6 +2,13 @@
 #include "core/cpu/parallel.h"
 #include "ncrelu/op.h"
 
+namespace ops::ncrelu {
+
+constexpr int64_t kBlock = 2048;  // elements that fit the L1 cache with their outputs, about
+constexpr int64_t kMaxBlock = kSignsPerByte * kBlock;
+
+}  // namespace ops::ncrelu
+
 #define OPS_KERNELS "ncrelu/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
@@ -9,7 +16,6 @@ namespace ops::ncrelu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
-constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs, about
 
 // Call f(begin, end) for blocks of elements, in parallel: whole rows if they are short, so that
 // rows of less than a vector are whole, and whole bytes of signs.
@@ -30,10 +36,7 @@ struct Loops {
   template <typename T>
   static void forward(const Tensor& like, int64_t inner, const T* x, T* out, uint8_t* signs) {
     for_each_block(like.numel(), inner, [=](int64_t begin, int64_t end) {
-      OPS_CALL(ncrelu::split(x, out, begin, end, inner));
-      if (signs) {  // x is in the L1 cache
-        OPS_CALL(ncrelu::pack_signs(x, signs, begin, end));
-      }
+      OPS_CALL(ncrelu::split(x, out, signs, begin, end, inner));
     });
   }
 

@@ -3,13 +3,15 @@
 //
 //   x       ┌──────────────┐   masks           out ┌─────────────────┬─────────────────┐
 //   (a row) │ N lanes      │ ────────────────►     │ x & ~(x < 0)    │ x & ~(x > 0)    │
-//           └──────────────┘   packed: signs       └─────────────────┴─────────────────┘
+//           └──────────────┘   │                   └─────────────────┴─────────────────┘
+//                              └─► a byte per element: [x > 0] + 2 [x < 0] ─► signs, 4 per byte
 
 namespace ops::cpu::OPS_ISA::ncrelu {
 
+using ops::ncrelu::kMaxBlock;
 using ops::ncrelu::kSignsPerByte;
 
-// Lanes of a vector, at most 16: their signs are 32 bits.
+// Lanes of a vector, at most 16.
 template <typename T>
 constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES / sizeof(T) : 16;
 
@@ -70,57 +72,11 @@ inline Masks<T, N> unpack(const uint8_t* signs, uint64_t i) {
   return expand<T>(packed, std::make_integer_sequence<int, N>{});
 }
 
-// Return the bits of bytes that are all ones or all zeros.
-#if defined(__x86_64__)
-inline uint32_t byte_bits(Vec<char, 16> v) {
-  return _mm_movemask_epi8(bit_cast<__m128i>(v));
-}
-#if OPS_VECTOR_BYTES >= 32
-inline uint32_t byte_bits(Vec<char, 32> v) {
-  return _mm256_movemask_epi8(bit_cast<__m256i>(v));
-}
-#endif
-#endif
-
-// Return the signs of N elements.
-template <int N, typename T>
-inline uint64_t pack(const T* x) {
-  using Bits = std::make_unsigned_t<bits_t<T>>;
-  if constexpr (N > kElements<T>) {
-    return pack<N / 2>(x) | pack<N / 2>(x + N / 2) << N;
-  } else {
-    const Masks<T, N> masks = masks_of<N>(x);
-#if defined(__x86_64__)
-    if constexpr (sizeof(T) <= 4 && N >= 8) {  // half a lane of each mask, as bytes
-      using Half = std::conditional_t<sizeof(T) == 4, int16_t, char>;
-      constexpr int kHalf = 4 * sizeof(T);
-      const auto both = bit_cast<Vec<Bits, N>>(masks.positive) >> kHalf |
-                        bit_cast<Vec<Bits, N>>(masks.negative) << kHalf;
-      return byte_bits(__builtin_convertvector(bit_cast<Vec<Half, 2 * N>>(both), Vec<char, 2 * N>));
-    }
-#endif
-    uint64_t packed = 0;
-    for (int i = 0; i < N; ++i) {
-      packed |= static_cast<uint64_t>((masks.positive[i] & 1) | (masks.negative[i] & 2)) << 2 * i;
-    }
-    return packed;
-  }
-}
-
-// Store the signs of elements [begin, end); begin is a multiple of kSignsPerByte.
-template <typename T>
-void pack_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
-  constexpr int N = 16, kBytes = N / kSignsPerByte;
-  uint8_t* to = signs + begin / kSignsPerByte;
-  for (; begin + N <= end; begin += N, to += kBytes) {
-    const uint64_t packed = pack<N>(x + begin);
-    __builtin_memcpy(to, &packed, kBytes);
-  }
-  if (begin < end) {
-    T lanes[N] = {};
-    __builtin_memcpy(static_cast<void*>(lanes), x + begin, (end - begin) * sizeof(T));
-    const uint64_t packed = pack<N>(lanes);
-    __builtin_memcpy(to, &packed, (end - begin - 1) / kSignsPerByte + 1);
+// Pack the signs of n elements, a byte each, into four per byte.
+inline void pack(const uint8_t* unpacked, int64_t n, uint8_t* packed) {
+  for (int64_t byte = 0; byte * kSignsPerByte < n; ++byte) {
+    const auto four = load_bytes<uint32_t>(unpacked + byte * kSignsPerByte);
+    packed[byte] = four | four >> 6 | four >> 12 | four >> 18;
   }
 }
 
@@ -151,17 +107,28 @@ inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& 
   }
 }
 
-// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does.
+// Write both halves of elements [begin, end), and their signs unless null; begin is a multiple of
+// kSignsPerByte. Both halves propagate NaN, as torch.clamp does.
 template <typename T>
-void split(const T* x, T* out, int64_t begin, int64_t end, int64_t inner) {
-  for_each_vector<kElements<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
+void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64_t inner) {
+  uint8_t unpacked[kMaxBlock];
+  for_each_vector<kElements<T>>(begin, end, inner, [=, &unpacked](auto n, int64_t row, int64_t i) {
     constexpr int N = decltype(n)::value;
     T* positive = out + row + i;
     const Masks<T, N> masks = masks_of<N>(x + i);
     const Vec<bits_t<T>, N> bits = load_bits<N>(x + i);
     store_bits<N>(positive, bits & ~masks.negative);
     store_bits<N>(positive + inner, bits & ~masks.positive);
+    if (signs) {
+      const auto lanes = (masks.positive & 1) | (masks.negative & 2);
+      const auto bytes = __builtin_convertvector(lanes, Vec<uint8_t, N>);
+      __builtin_memcpy(unpacked + (i - begin), &bytes, N);
+    }
   });
+  if (signs) {
+    __builtin_memset(unpacked + (end - begin), 0, (begin - end) & (kSignsPerByte - 1));
+    pack(unpacked, end - begin, signs + begin / kSignsPerByte);
+  }
 }
 
 // out = g₊ [x > 0] + g₋ [x < 0]

@@ -57,13 +57,9 @@ struct Forward {
       *reinterpret_cast<Vector<T, V>*>(to + at.positive) = positive;
       *reinterpret_cast<Vector<T, V>*>(to + at.negative) = negative;
     }
-    if (signs) {
-      store_signs(at, x);
+    if (!signs) {
+      return;
     }
-  }
-
-  template <int V>
-  __device__ void store_signs(const Position& at, const Vector<T, V>& x) const {
     unsigned bits = 0;
     bool stores = at.inside;
 #pragma unroll
@@ -122,8 +118,7 @@ struct Backward {
   }
 };
 
-// Rows are whole numbers of vectors; row_of(vector) is a
-// division by that number.
+// Rows are whole numbers of vectors; row_of(vector) is a division by that number.
 template <int V, int kVectors, typename Pass, typename Row>
 __global__ void __launch_bounds__(kThreads)
     kernel(Pass pass, int64_t vectors, int64_t inner, Row row_of) {
@@ -158,11 +153,8 @@ void run(const Tensor& like, int64_t inner, const Pass<T>& pass) {
       launch_kernel(kernel<V, kVectors, Pass<T>, decltype(row_of)>, blocks, kThreads, 0,
                     current_stream(like), pass, vectors, inner, row_of);
     };
-    if (blocks * kThreads * kVectors < kMostFastDivided) {
-      launch(FastDivide(inner / V));
-    } else {
-      launch(Divide(inner / V));
-    }
+    const bool fast = blocks * kThreads * kVectors < kMostFastDivided;
+    fast ? launch(FastDivide(inner / V)) : launch(Divide(inner / V));
   });
 }
 
