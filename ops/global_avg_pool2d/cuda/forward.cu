@@ -14,12 +14,11 @@
 //
 // Where the blocks would not fill the GPU, a two-stage reduction splits the length: stage 1 writes
 // partial sums [splits, outer, inner], stage 2 adds the splits (core/cuda/reduce.cuh).
-#pragma once
-
 #include "core/cuda/reduce.cuh"
 #include "global_avg_pool2d/op.h"
 
 namespace ops::global_avg_pool2d {
+namespace {
 
 using namespace cuda;
 
@@ -77,8 +76,12 @@ struct PoolForward {
     if (partial) {
       partial[blockIdx.y * outer * inner + output] = sum;
     } else {
-      out[output] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
+      (*this)(output, sum);
     }
+  }
+  // Write the mean; stage 2 calls it, too.
+  __device__ void operator()(int64_t output, acc_t<T> sum) const {
+    out[output] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
   }
 };
 
@@ -125,38 +128,20 @@ __global__ void __launch_bounds__(kNchwThreads<kGroup>, kBlocksPerMultiprocessor
   }
 }
 
-// NHWC: a block of columns × rows of threads covers `columns` adjacent vectors of an image.
-struct RowTiling {
-  int columns;
-  int blocks;  // per image
-};
-
-// Row, image and first element of the thread.
-struct RowThread {
-  int rows, row;  // rows of threads in the block; own row
-  int64_t image;
-  int64_t element;  // first of the thread's vector in a row
-  bool active;
-
-  __device__ RowThread(const RowTiling& r, int vector, int64_t channels)
-      : rows(blockDim.x / r.columns),
-        row(threadIdx.x / r.columns),
-        image(blockIdx.x / r.blocks),
-        element((blockIdx.x % r.blocks * int64_t{r.columns} + threadIdx.x % r.columns) * vector),
-        active(row < rows && element < channels) {}
-};
-
+// NHWC: a block of `columns` × rows of threads covers adjacent vectors; an image has `blocks`.
 template <int V, typename T>
 __global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
-    nhwc_kernel(PoolForward<T> f, RowTiling r) {
+    nhwc_kernel(PoolForward<T> f, int columns, int blocks) {
   using A = acc_t<T>;
-  const RowThread at(r, V, f.inner);
+  const int rows = blockDim.x / columns, row = threadIdx.x / columns;
+  const int64_t image = blockIdx.x / blocks, first_column = blockIdx.x % blocks * int64_t{columns};
+  const int64_t element = (first_column + threadIdx.x % columns) * V;
   A sums[V] = {};
-  if (at.active) {
+  if (row < rows && element < f.inner) {
     const int64_t first = blockIdx.y * f.split_length;
-    const int rows = static_cast<int>(min(f.split_length, f.length - first));
-    const T* x = f.x + (at.image * f.length + first + at.row) * f.inner + at.element;
-    f.add(x, rows - at.row, at.rows, at.rows * f.inner, sums);
+    const int pixels = static_cast<int>(min(f.split_length, f.length - first));
+    const T* x = f.x + (image * f.length + first + row) * f.inner + element;
+    f.add(x, pixels - row, rows, rows * f.inner, sums);
   }
   __shared__ A shared[kPoolThreads * V];  // [rows, columns * V]
 #pragma unroll
@@ -164,126 +149,113 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
     shared[threadIdx.x * V + v] = sums[v];
   }
   // Two-step reduction in shared memory: over rows, then over the threads of a channel.
-  const int lanes = r.columns * V;
+  const int lanes = columns * V;
   const int threads_used = blockDim.x / lanes * lanes;
   A sum = 0;
   __syncthreads();
   if (threadIdx.x < threads_used) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < at.rows * lanes; i += threads_used) {
+    for (int i = threadIdx.x; i < rows * lanes; i += threads_used) {
       sum += shared[i];
     }
   }
   __syncthreads();
   shared[threadIdx.x] = sum;
   __syncthreads();
-  const int64_t channel = blockIdx.x % r.blocks * int64_t{lanes} + threadIdx.x;
+  const int64_t channel = first_column * V + threadIdx.x;
   if (threadIdx.x < lanes && channel < f.inner) {
     sum = 0;
 #pragma unroll 8
     for (int i = threadIdx.x; i < threads_used; i += lanes) {
       sum += shared[i];
     }
-    f.store(at.image * f.inner + channel, sum);
+    f.store(image * f.inner + channel, sum);
   }
 }
 
-// Write of stage 2: the mean from the sum.
-template <typename T>
-struct PoolMean {
-  T* out;
-  acc_t<T> length;
+// Launch stage 1 and, if blocks alone would not fill the GPU, split the length into multiples of
+// `unit` and launch stage 2.
+template <typename T, typename Kernel, typename... Args>
+void launch(const Tensor& like, PoolForward<T> f, Kernel kernel, int64_t blocks, int threads,
+            int64_t unit, Args... args) {
+  const int64_t multiprocessors = Device::attribute(cudaDevAttrMultiProcessorCount);
+  int64_t splits = 1;
+  if (blocks < multiprocessors && f.length >= 2 * unit) {
+    const int64_t target = std::min(ceil_div(2 * multiprocessors, blocks), f.length / unit);
+    f.split_length = ceil_div(f.length, target * unit) * unit;
+    splits = ceil_div(f.length, f.split_length);
+  }
+  const int64_t outputs = f.outer * f.inner;
+  Tensor partial;
+  if (splits > 1) {
+    partial = empty(like, {splits, outputs}, accumulator_dtype(like.scalar_type()));
+    f.partial = partial.mutable_data_ptr<acc_t<T>>();
+  }
+  const cudaStream_t stream = current_stream(like);
+  launch_kernel(kernel, dim3(blocks, splits), threads, 0, stream, f, args...);
+  if (splits > 1) {
+    second_stage(f.partial, splits, outputs, f, stream);
+  }
+}
 
-  __device__ void operator()(int i, acc_t<T> sum) const { out[i] = static_cast<T>(sum / length); }
-};
-
-// Choose and launch the kernels.
 template <typename T>
-class PoolForwardLaunch {
- public:
-  PoolForwardLaunch(const Tensor& like, PoolLayout layout, const T* x, T* out)
-      : like_(like),
-        layout_(layout),
-        f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {
+void pool_nchw(const Tensor& like, const PoolForward<T>& f) {
+  dispatch_width<T>({f.x}, {f.length}, [&](auto v) {
+    constexpr int V = v.value;
+    const int64_t vectors = f.length / V;
+    const auto run = [&](auto group) {
+      constexpr int kGroup = group.value, kThreads = kNchwThreads<kGroup>;
+      launch(like, f, nchw_kernel<V, kGroup, T>, ceil_div(f.outer, kThreads / kGroup), kThreads,
+             kThreads * kLoadsInFlight * V);
+    };
+    if (vectors <= 8 * kLoadsInFlight) return run(Width<8>{});
+    if (vectors <= 16 * kLoadsInFlight) return run(Width<16>{});
+    if (vectors < 64 * kLoadsInFlight) return run(Width<32>{});
+    if (vectors <= 128 * kLoadsInFlight) return run(Width<128>{});
+    run(Width<kPoolThreads>{});
+  });
+}
+
+template <typename T>
+void pool_nhwc(const Tensor& like, const PoolForward<T>& f) {
+  dispatch_width<T>({f.x}, {f.inner}, [&](auto v) {
+    constexpr int V = v.value;
+    const int64_t vectors = f.inner / V;
+    const int64_t multiprocessors = Device::attribute(cudaDevAttrMultiProcessorCount);
+    int columns = static_cast<int>(std::min(vectors, kMaxColumns));
+    while (columns > 2 && f.outer * ceil_div(vectors, columns) < multiprocessors) {
+      columns = (columns + 1) / 2;
+    }
+    int threads = 64;
+    while (threads < kPoolThreads &&
+           (threads < columns * V || threads * kLoadsInFlight < f.length * columns)) {
+      threads *= 2;
+    }
+    const int blocks = ceil_div(vectors, columns);
+    launch(like, f, nhwc_kernel<V, T>, f.outer * blocks, threads,
+           threads / columns * kLoadsInFlight, columns, blocks);
+  });
+}
+
+struct Kernels {
+  template <typename T>
+  static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
+    const DeviceGuard guard(like.get_device_index());
+    const auto [outer, length, inner] = layout;
     // Evict-first loads keep what the L2 cache holds of a larger input: 1.1 to 1.3 times as fast
     // after the kernel that writes it. A cached input of half the cache takes twice as long.
-    const int64_t bytes = layout.outer * layout.length * layout.inner * sizeof(T);
-    f_.streaming = bytes > device_.cache / 2 && bytes <= 2 * device_.cache;
-  }
-
-  void operator()() { layout_.inner == 1 ? launch_nchw() : launch_nhwc(); }
-
- private:
-  const Tensor& like_;
-  const PoolLayout layout_;
-  const Device device_;
-  PoolForward<T> f_;
-
-  void launch_nchw() {
-    dispatch_width<T>({f_.x}, {f_.length}, [&](auto v) {
-      constexpr int V = decltype(v)::value;
-      const int64_t vectors = f_.length / V;
-      const auto launch = [&](auto group) {
-        constexpr int kGroup = decltype(group)::value;
-        constexpr int kThreads = kNchwThreads<kGroup>;
-        run(nchw_kernel<V, kGroup, T>, ceil_div(f_.outer, kThreads / kGroup), kThreads,
-            kThreads * kLoadsInFlight * V);
-      };
-      if (vectors <= 8 * kLoadsInFlight) {
-        launch(Width<8>{});
-      } else if (vectors <= 16 * kLoadsInFlight) {
-        launch(Width<16>{});
-      } else if (vectors < 64 * kLoadsInFlight) {
-        launch(Width<32>{});
-      } else if (vectors <= 128 * kLoadsInFlight) {
-        launch(Width<128>{});
-      } else {
-        launch(Width<kPoolThreads>{});
-      }
-    });
-  }
-
-  void launch_nhwc() {
-    dispatch_width<T>({f_.x}, {f_.inner}, [&](auto v) {
-      constexpr int V = decltype(v)::value;
-      const int64_t vectors = f_.inner / V;
-      int columns = static_cast<int>(std::min(vectors, kMaxColumns));
-      while (columns > 2 && f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
-        columns = (columns + 1) / 2;
-      }
-      int threads = 64;
-      while (threads < kPoolThreads &&
-             (threads < columns * V || threads * kLoadsInFlight < f_.length * columns)) {
-        threads *= 2;
-      }
-      const RowTiling r{columns, static_cast<int>(ceil_div(vectors, columns))};
-      run(nhwc_kernel<V, T>, f_.outer * r.blocks, threads, threads / columns * kLoadsInFlight, r);
-    });
-  }
-
-  // Launch stage 1 and, if blocks alone would not fill the GPU, split the length into multiples of
-  // `unit` and launch stage 2.
-  template <typename Kernel, typename... Args>
-  void run(Kernel kernel, int64_t blocks, int threads, int64_t unit, Args... args) {
-    int64_t splits = 1;
-    if (blocks < device_.multiprocessors && f_.length >= 2 * unit) {
-      const int64_t target =
-          std::min(ceil_div(2 * device_.multiprocessors, blocks), f_.length / unit);
-      f_.split_length = ceil_div(f_.length, target * unit) * unit;
-      splits = ceil_div(f_.length, f_.split_length);
-    }
-    const int64_t outputs = f_.outer * f_.inner;
-    Tensor partial;
-    if (splits > 1) {
-      partial = empty(like_, {splits, outputs}, accumulator_dtype(like_.scalar_type()));
-      f_.partial = partial.mutable_data_ptr<acc_t<T>>();
-    }
-    const cudaStream_t stream = current_stream(like_);
-    launch_kernel(kernel, dim3(blocks, splits), threads, 0, stream, f_, args...);
-    if (splits > 1) {
-      second_stage(f_.partial, splits, outputs, PoolMean<T>{f_.out, acc_t<T>(f_.length)}, stream);
-    }
+    const int64_t bytes = outer * length * inner * sizeof(T),
+                  cache = Device::attribute(cudaDevAttrL2CacheSize);
+    const bool streaming = bytes > cache / 2 && bytes <= 2 * cache;
+    const PoolForward<T> f{x, out, nullptr, outer, length, inner, length, streaming};
+    inner == 1 ? pool_nchw(like, f) : pool_nhwc(like, f);
   }
 };
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Kernels>));
+}
 
 }  // namespace ops::global_avg_pool2d

@@ -8,33 +8,30 @@
 //   block:   512 adjacent vectors of out
 //   shared:  nothing
 //   thread:  two vectors, computed before the first store: each in at most two planes (NCHW), in
-//   one
-//            pixel (NHWC, C divisible by V) or in one image (NHWC)
-#pragma once
-
+//            one pixel (NHWC, C divisible by V) or in one image (NHWC)
 #include "core/cuda/divide.cuh"
 #include "global_avg_pool2d/op.h"
 
 namespace ops::global_avg_pool2d {
+namespace {
 
 using namespace cuda;
 
-constexpr int kBroadcastThreads = 256;
-constexpr int kBroadcastVectors = 2;  // of a thread
+constexpr int kThreads = 256;
+constexpr int kThreadVectors = 2;
 
 // in_pixel: inner is divisible by V, and grad is aligned.
 template <int V, typename T, typename Divider, typename Index = typename Divider::Index>
-__global__ void __launch_bounds__(kBroadcastThreads)
+__global__ void __launch_bounds__(kThreads)
     broadcast_kernel(const T* __restrict__ grad, T* __restrict__ out, Index vectors, Index length,
                      Index inner, Divider by_length, Divider by_inner, bool in_pixel) {
   const acc_t<T> scale = acc_t<T>(1) / static_cast<acc_t<T>>(length);
   const auto scaled = [&](T value) { return static_cast<T>(static_cast<acc_t<T>>(value) * scale); };
-  const Index start =
-      static_cast<Index>(blockIdx.x) * kBroadcastThreads * kBroadcastVectors + threadIdx.x;
-  Vector<T, V> values[kBroadcastVectors];
+  const Index start = static_cast<Index>(blockIdx.x) * kThreads * kThreadVectors + threadIdx.x;
+  Vector<T, V> values[kThreadVectors];
 #pragma unroll
-  for (int k = 0; k < kBroadcastVectors; ++k) {
-    const Index vector = start + k * kBroadcastThreads, first = vector * V;
+  for (int k = 0; k < kThreadVectors; ++k) {
+    const Index vector = start + k * kThreads, first = vector * V;
     if (vector >= vectors) {
       break;
     }
@@ -62,32 +59,40 @@ __global__ void __launch_bounds__(kBroadcastThreads)
     }
   }
 #pragma unroll
-  for (int k = 0; k < kBroadcastVectors; ++k) {
-    if (const Index vector = start + k * kBroadcastThreads; vector < vectors) {
+  for (int k = 0; k < kThreadVectors; ++k) {
+    if (const Index vector = start + k * kThreads; vector < vectors) {
       store_vector(out + vector * V, values[k]);
     }
   }
 }
 
-template <typename T>
-void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
-  constexpr int kWidest = kVectorBytes / sizeof(T);
-  const int64_t n = layout.outer * layout.length * layout.inner;
-  const bool two_planes = layout.inner == 1 && layout.length >= kWidest;
-  const auto launch = [&](auto tag) {
-    using Divider = typename decltype(tag)::type;
-    using Index = typename Divider::Index;
-    dispatch_width<T>({out}, {two_planes ? n : layout.length * layout.inner}, [&](auto v) {
-      const int64_t vectors = n / v.value;
-      const bool in_pixel = layout.inner % v.value == 0 && are_aligned({grad}, v.value * sizeof(T));
-      launch_kernel(broadcast_kernel<v.value, T, Divider>,
-                    ceil_div(vectors, kBroadcastThreads * kBroadcastVectors), kBroadcastThreads, 0,
-                    current_stream(like), grad, out, static_cast<Index>(vectors),
-                    static_cast<Index>(layout.length), static_cast<Index>(layout.inner),
-                    Divider{layout.length}, Divider{layout.inner}, in_pixel);
+struct Kernels {
+  template <typename T>
+  static void backward(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
+    constexpr int kWidest = kVectorBytes / sizeof(T);
+    const DeviceGuard guard(like.get_device_index());
+    const int64_t length = layout.length, inner = layout.inner, n = layout.outer * length * inner;
+    const bool two_planes = inner == 1 && length >= kWidest;
+    dispatch_width<T>({out}, {two_planes ? n : length * inner}, [&](auto v) {
+      const bool in_pixel = inner % v.value == 0 && are_aligned({grad}, v.value * sizeof(T));
+      const auto launch = [&](auto tag) {
+        using Divider = typename decltype(tag)::type;
+        using Index = typename Divider::Index;
+        const Index vectors = n / v.value;
+        launch_kernel(broadcast_kernel<v.value, T, Divider>,
+                      ceil_div(vectors, kThreads * kThreadVectors), kThreads, 0,
+                      current_stream(like), grad, out, vectors, static_cast<Index>(length),
+                      static_cast<Index>(inner), Divider(length), Divider(inner), in_pixel);
+      };
+      n < kMostFastDivided ? launch(type_tag<FastDivide>{}) : launch(type_tag<Divide>{});
     });
-  };
-  n < kMostFastDivided ? launch(type_tag<FastDivide>{}) : launch(type_tag<Divide>{});
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
 }  // namespace ops::global_avg_pool2d
