@@ -243,12 +243,10 @@ def _is_plain(module: Any) -> bool:
 
 
 def _normalize(norm: nn.BatchNorm2d, input: Tensor) -> Tensor:
-    activation = _activation_of(norm)  # None: changed since the conversion
-    return (
-        _original_forward(norm, input)
-        if activation is None
-        else apply_layer(norm, input, activation)
-    )
+    activation = _activation_of(norm)
+    if activation is None:  # changed since the conversion
+        return _original_forward(norm, input)
+    return apply_layer(norm, input, activation)
 
 
 def _is_sequential(module: nn.Module) -> bool:

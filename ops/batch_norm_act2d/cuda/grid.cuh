@@ -10,8 +10,8 @@ namespace ops::batch_norm_act2d {
 using namespace ops::cuda;
 
 constexpr int kUnroll = 4;
-constexpr int kMaxColumns = 64;    // of a block
-constexpr int kSectorVectors = 4;  // vectors in 32 bytes, at most
+constexpr int kMaxColumns = 64;    // columns of a block
+constexpr int kSectorVectors = 4;  // a 32-byte sector, if a vector has 8 bytes
 
 // Distribution of a tensor over blocks. Vectors of V elements lie along the channels (NHWC), or
 // along the pixels of one channel (NCHW).
@@ -21,9 +21,10 @@ struct Grid {
   static constexpr bool kAlongChannels = kNhwc;
   static constexpr int kChannels = kNhwc ? V : 1;  // channels of a vector
   static constexpr int kThreads = kNhwc ? 256 : 128;
-  // Blocks of a multiprocessor: 64 registers. Without a bound ptxas serialises the loads.
+  // Blocks per SM, at 64 registers per thread. Without a bound ptxas serialises the loads.
   static constexpr int kBlocks = 1024 / kThreads;
-  static constexpr int kLeastRows = std::max(kUnroll, 16 / V);  // of a thread: 16 elements or more
+  static constexpr int kLeastRows =
+      std::max(kUnroll, 16 / V);  // of a thread: 16 elements, at least
 
   int64_t rows;      // vectors of a column
   int64_t channels;  // C
@@ -34,13 +35,14 @@ struct Grid {
   int64_t chunk;     // rows of a block
   int64_t chunks;    // blocks along the rows
 
-  // Use at most about `blocks` blocks per multiprocessor.
+  // Aim at `blocks` blocks per SM; there are more if the tiles are more.
   Grid(Layout layout, int blocks)
       : rows(layout.count() / (V / kChannels)),
         channels(layout.channels),
         plane(layout.inner / (V / kChannels)) {
     const int64_t vectors = channels / kChannels;
-    // Columns of a block: whole sectors. More tiles while over a tenth of the threads would idle.
+    // Columns of a block: whole sectors. Add tiles while over a tenth of the threads idle and a
+    // block keeps 8 columns.
     const auto width = [&] {
       return std::min(vectors, ceil_div(ceil_div(vectors, tiles), kSectorVectors) * kSectorVectors);
     };
@@ -84,6 +86,7 @@ struct Slice {
   int column, thread_row;
   int64_t channel, first, last;  // channel of element 0; rows of the chunk: [first, last)
 
+  // reverse: blocks take the chunks from the last to the first.
   __device__ Slice(const G& g, bool reverse)
       : g(g), column(threadIdx.x % g.columns), thread_row(threadIdx.x / g.columns) {
     const int64_t index = reverse ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
@@ -96,12 +99,9 @@ struct Slice {
 
   // Return the index of the first element of a vector.
   __device__ int64_t offset(int64_t row) const {
-    if constexpr (G::kAlongChannels) {
-      return row * g.channels + channel;
-    } else {
-      const int64_t image = row / g.plane, pixel = row - image * g.plane;
-      return ((image * g.channels + channel) * g.plane + pixel) * G::V;
-    }
+    const int64_t image = G::kAlongChannels ? row : row / g.plane;  // of a plane of 1: the pixel
+    const int64_t pixel = row - image * g.plane;
+    return ((image * g.channels + channel) * g.plane + pixel) * (G::V / G::kChannels);
   }
 
   // Call f(Width<n>{}, offsets, Vectors of each input) for groups of n vectors.
