@@ -61,12 +61,12 @@ template <int ROWS, typename T>
 inline void add_rows(const T* x, int64_t width, acc_t<T>* sums) {
   constexpr int N = kLanes<acc_t<T>>;
   const auto add = [=](auto n, int64_t k) {
-    auto sum = load<n.value>(sums + k);
+    auto sum = load<n.value>(x + k);
     OPS_UNROLL
-    for (int row = 0; row < ROWS; ++row) {
+    for (int row = 1; row < ROWS; ++row) {
       sum += load<n.value>(x + row * width + k);
     }
-    store<n.value>(sums + k, sum);
+    store<n.value>(sums + k, load<n.value>(sums + k) + sum);
   };
   int64_t k = 0;
   for (; k + N <= width; k += N) {

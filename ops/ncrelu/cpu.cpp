@@ -36,7 +36,11 @@ struct Loops {
   template <typename T>
   static void forward(const Tensor& like, int64_t inner, const T* x, T* out, uint8_t* signs) {
     for_each_block(like.numel(), inner, [=](int64_t begin, int64_t end) {
-      OPS_CALL(ncrelu::split(x, out, signs, begin, end, inner));
+      if (signs) {
+        OPS_CALL(ncrelu::split<true>(x, out, signs, begin, end, inner));
+      } else {
+        OPS_CALL(ncrelu::split<false>(x, out, signs, begin, end, inner));
+      }
     });
   }
 

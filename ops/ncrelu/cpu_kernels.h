@@ -107,9 +107,9 @@ inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& 
   }
 }
 
-// Write both halves of elements [begin, end), and their signs unless null; begin is a multiple of
-// kSignsPerByte. Both halves propagate NaN, as torch.clamp does.
-template <typename T>
+// Write both halves of elements [begin, end), and with kSigns their signs: begin is then a multiple
+// of kSignsPerByte. Both halves propagate NaN, as torch.clamp does.
+template <bool kSigns, typename T>
 void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64_t inner) {
   uint8_t unpacked[kMaxBlock];
   for_each_vector<kElements<T>>(begin, end, inner, [=, &unpacked](auto n, int64_t row, int64_t i) {
@@ -119,13 +119,13 @@ void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64
     const Vec<bits_t<T>, N> bits = load_bits<N>(x + i);
     store_bits<N>(positive, bits & ~masks.negative);
     store_bits<N>(positive + inner, bits & ~masks.positive);
-    if (signs) {
+    if constexpr (kSigns) {
       const auto lanes = (masks.positive & 1) | (masks.negative & 2);
       const auto bytes = __builtin_convertvector(lanes, Vec<uint8_t, N>);
       __builtin_memcpy(unpacked + (i - begin), &bytes, N);
     }
   });
-  if (signs) {
+  if constexpr (kSigns) {
     __builtin_memset(unpacked + (end - begin), 0, (begin - end) & (kSignsPerByte - 1));
     pack(unpacked, end - begin, signs + begin / kSignsPerByte);
   }
