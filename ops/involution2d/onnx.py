@@ -33,21 +33,23 @@ def _function(op: Opset) -> Function:
         padded = op.Pad(X, op.Concat(none, begin, none, end, axis=0), op.CastLike(0.0, X))
         # Transposed to gather whole rows: gathering single elements takes four times as long.
         gathered = op.Gather(op.Transpose(padded, perm=[0, 1, 3, 2]), columns, axis=2)
-        # In a shape, 0 keeps the input's size; -1 would be ambiguous for an empty batch.
-        keep = op.Constant(value_ints=[0])
-        split = op.Concat(keep, keep, kernel_w, out_w, op.Shape(padded, start=2, end=3), axis=0)
-        gathered = op.Transpose(op.Reshape(gathered, split), perm=[0, 1, 2, 4, 3])
-        windows = op.Gather(gathered, rows, axis=3)
+        images, channels = op.Shape(X, start=0, end=1), op.Shape(X, start=1, end=2)
+        # No size is -1, which is ambiguous for an empty batch; with allowzero=1 none becomes -1.
+        padded_h = op.Shape(padded, start=2, end=3)
+        split = op.Concat(images, channels, kernel_w, out_w, padded_h, axis=0)
+        gathered = op.Reshape(gathered, split, allowzero=1)
+        windows = op.Gather(op.Transpose(gathered, perm=[0, 1, 2, 4, 3]), rows, axis=3)
 
         # [N, G, C / G, kW kH, Ho Wo]: LiteRT sums no tensor of seven axes
-        channels, groups = op.Shape(X, start=1, end=2), op.Shape(W, start=1, end=2)
+        groups = op.Shape(W, start=1, end=2)
         taps, pixels = op.Mul(kernel_w, kernel_h), op.Mul(out_h, out_w)
-        shape = op.Concat(keep, groups, op.Div(channels, groups), taps, pixels, axis=0)
-        shared = op.Concat(keep, keep, one, taps, pixels, axis=0)
-        kernels = op.Reshape(op.Transpose(W, perm=[0, 1, 3, 2, 4, 5]), shared)
-        products = op.Mul(op.Reshape(windows, shape), kernels)
+        shape = op.Concat(images, groups, op.Div(channels, groups), taps, pixels, axis=0)
+        shared = op.Concat(images, groups, one, taps, pixels, axis=0)
+        kernels = op.Reshape(op.Transpose(W, perm=[0, 1, 3, 2, 4, 5]), shared, allowzero=1)
+        products = op.Mul(op.Reshape(windows, shape, allowzero=1), kernels)
         sums = op.ReduceSum(products, op.Constant(value_ints=[3]), keepdims=0)
-        return op.Reshape(sums, op.Concat(keep, channels, out_h, out_w, axis=0))
+        result = op.Concat(images, channels, out_h, out_w, axis=0)
+        return op.Reshape(sums, result, allowzero=1)
 
     return Involution2d
 
