@@ -88,13 +88,13 @@ def register(
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """Return decompositions of the forward operators into ATen, for ExecuTorch or Core ML.
+    """Return decompositions of the forward operators into ATen, for ExecuTorch, LiteRT or Core ML.
 
     :func:`batch_norm_act2d` needs none: torch.export records it as PyTorch's operators. Usage::
 
-        table = torch.export.default_decompositions()
-        table.update(decompositions())
-        program = torch.export.export(net, (x,)).run_decompositions(table)
+        program = torch.export.export(net, (x,)).run_decompositions(decompositions())
+
+    For a program of core ATen operators only, add them to `torch.export.default_decompositions()`.
     """
     return dict(_decompositions)
 

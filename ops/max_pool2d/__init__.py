@@ -178,7 +178,7 @@ register(
     vmap=folded(_pool, (0,), (0,)),
     sharding=[((0,), (0,)), ((1,), (1,))],
     autograd_variant=_with_indices,
-    decomposition=lambda *args: torch.ops.aten.max_pool2d_with_indices(*args)[0],
+    decomposition=torch.ops.aten.max_pool2d.default,
 )
 register(
     _with_indices_backward,

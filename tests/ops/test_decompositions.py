@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("onnxscript")
 
+from ops import MaxPool2d
 from ops.export import decompositions
 from tests.ops.operators import OPERATORS
 from tests.ops.tensors import as_tuple, inputs
@@ -40,3 +41,11 @@ def test_exported_program_has_no_custom_operators(op):
     targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [target for target in targets if "lenet_ops" in target]
     torch.testing.assert_close(program.module()(*tensors), net(*tensors))
+
+
+def test_max_pool2d_stays_one_operator():
+    """Core ML Tools converts no network with max_pool2d_with_indices and unused indices."""
+    net = MaxPool2d(2).eval()
+    program = torch.export.export(net, (torch.randn(1, 1, 4, 4),)).run_decompositions(TABLE)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.aten.max_pool2d.default]

@@ -256,3 +256,16 @@ def test_ceil_mode_needs_a_fixed_size():
                 exporter=exporter,
                 dynamic_axes=axes,
             )
+
+
+def test_involution_suits_small_runtimes():
+    """tinygrad gathers by one-dimensional indices only; LiteRT sums no tensor of seven axes."""
+    net = Involution2d(4, 3, group_channels=2).eval()
+    axes = {"input": {0: "batch"}}
+    model = export_onnx(net, (torch.rand(2, 4, 6, 6),), layout="standard", dynamic_axes=axes)
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in graph.value_info}
+    ranks |= {x.name: len(x.dims) for x in graph.initializer}
+    gathers = [node for node in graph.node if node.op_type == "Gather"]
+    assert [ranks[node.input[1]] for node in gathers] == [1, 1]
+    assert [ranks[node.input[0]] for node in graph.node if node.op_type == "ReduceSum"] == [5]

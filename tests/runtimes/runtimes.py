@@ -3,6 +3,7 @@
 import math
 import shutil
 import subprocess
+import tempfile
 import time
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -70,6 +71,36 @@ def opencv(path):
     return predict
 
 
+def ncnn(path):
+    if not (find_spec("ncnn") and find_spec("pnnx")):
+        raise MissingError("no ncnn: pip install ncnn pnnx")
+    import ncnn
+    import pnnx
+
+    with tempfile.TemporaryDirectory() as folder:  # pnnx writes beside its input
+        copy = shutil.copy(path, f"{folder}/net.onnx")
+        command = [pnnx.EXEC_PATH, copy, "inputshape=[1,1,28,28]", "fp16=0"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+        if done.returncode:
+            raise RuntimeError(f"pnnx: {done.stdout}{done.stderr}")
+        net = ncnn.Net()
+        net.opt.num_threads = 1
+        net.opt.use_packing_layout = False  # as docs/runtimes.md says
+        net.opt.use_fp16_storage = net.opt.use_bf16_storage = False
+        if net.load_param(f"{folder}/net.ncnn.param") or net.load_model(f"{folder}/net.ncnn.bin"):
+            raise RuntimeError("ncnn refuses the network")
+
+    def predict(images):
+        return np.concatenate([predict_one(image) for image in images])
+
+    def predict_one(image):
+        with net.create_extractor() as extractor:
+            extractor.input("in0", ncnn.Mat(image).clone())
+            return np.array(extractor.extract("out0")[1]).reshape(1, -1)
+
+    return predict
+
+
 def reference(path):
     from onnx.reference import ReferenceEvaluator
 
@@ -83,6 +114,7 @@ RUNTIMES = {
     "OpenVINO": (openvino, "openvino"),
     "tract": (tract, "tract"),
     "OpenCV": (opencv, "opencv-python-headless"),
+    "ncnn": (ncnn, "ncnn"),
     "onnx reference evaluator": (reference, "onnx"),
 }
 LAYOUTS = {  # supported layouts
@@ -91,8 +123,10 @@ LAYOUTS = {  # supported layouts
     "OpenVINO": ("standard", "int8"),
     "tract": ("standard", "int8"),
     "OpenCV": ("standard",),
+    "ncnn": ("standard",),
     "onnx reference evaluator": ("function",),  # 20 ms for an image
 }
+REFUSED = {("ncnn", "involution")}  # (runtime, network)
 
 
 def run(runtime, path, images, folder, turns=0):
