@@ -58,7 +58,7 @@ def parse_arguments(
     options = parser.parse_intermixed_args(arguments)
     typed: dict[str, str] = {}
     for override in options.overrides:
-        key, equals, _ = override.lstrip("+").partition("=")
+        key, equals, value = override.lstrip("+").partition("=")
         if not key or not equals or key.startswith("~"):
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
         if (first := typed.setdefault(key, override)) is not override:
@@ -67,6 +67,9 @@ def parse_arguments(
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
         if command != "train" and is_group(key):
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
+        if is_group(key) and "/" in value:  # a file outside of the group
+            names = sorted(file.stem for file in (Path(conf.__file__).parent / key).glob("*.yaml"))
+            raise UserError(f"{override}: choose from {', '.join(names)}")
     if options.multirun and command != "train":
         raise UserError("-m: sweeps are for app.train")
     if options.multirun and read_torchrun().size > 1:  # one sweep per rank

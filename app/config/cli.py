@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from app.config.arguments import find_keys, hydra_parser, parse_arguments
@@ -93,15 +93,23 @@ def run_task(
 
 
 def check_sweep(name: str, schema: type[T], overrides: list[str]) -> None:
-    """Raise a UserError if a run of the sweep has a wrong setting."""
+    """Raise a UserError if a run of the sweep has a wrong setting, or the folder of another."""
     # other sweepers than Hydra's basic one choose settings while they run
     if any(item.startswith("hydra/sweeper=") for item in overrides):
         return
     with hydra.initialize_config_module("conf", version_base="1.3"):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
-        for job in jobs:
-            build_config(schema, hydra.compose(name, job), by_key(job))
+        folders = set()
+        for number, job in enumerate(jobs):
+            cfg = hydra.compose(name, job, return_hydra_config=True)
+            with open_dict(cfg), read_write(cfg.hydra):
+                cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+                folders.add(cfg.hydra.sweep.subdir)
+                cfg.pop("hydra")
+            build_config(schema, cfg, by_key(job))
+        if len(folders) < len(jobs):
+            raise UserError("hydra.sweep.subdir: runs would share a folder, add ${hydra.job.num}")
 
 
 def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:

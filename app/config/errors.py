@@ -40,6 +40,15 @@ def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") 
         raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
 
 
+@contextmanager
+def reading(name: object) -> Iterator[None]:
+    """Convert an OSError to a UserError: "`name`: cannot be read: reason"."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
 def check_writable(folder: Path, setting: str, remedy: str = "") -> None:
     """Make `folder`; raise a UserError that begins with `setting` if no file can be made in it."""
     from tempfile import TemporaryFile  # late: it would delay handle_signals()
@@ -99,5 +108,6 @@ def to_run_error(error: Exception) -> Exception:
         full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
         if isinstance(cause, OSError) and cause.strerror and (full or cause is error):
             where = cause.filename or ("standard output or the temporary folder" if full else "")
-            return RunError(f"{where}: {cause.strerror}" if where else cause.strerror)
+            kind = UserError if isinstance(cause, PermissionError) else RunError
+            return kind(f"{where}: {cause.strerror}" if where else cause.strerror)
     return error

@@ -113,7 +113,7 @@ class DataConfig:
 
     root: Path = "data"
     name: DatasetName = "mnist"
-    fallback: Literal["digits"] | None = "digits"
+    fallback: Literal["digits", None] = "digits"
     val_size: Count = 5000
     split_seed: Seed = 0
     augment: StrictBool = True
@@ -212,13 +212,13 @@ class ExportConfig(EvaluationConfig):
     """The configuration of `python -m app.export_onnx`."""
 
     file: Path | None = None
-    exporter: Literal["symbolic", "dynamo"] | None = None
-    layout: Literal["function", "standard", "both"] | None = None
+    exporter: Literal["symbolic", "dynamo", None] = None
+    layout: Literal["function", "standard", "both", None] = None
     opset: Annotated[int, Field(strict=True, ge=17)] = 18
     preprocess: StrictBool = False
     postprocess: StrictBool = False
     precision: Literal["fp32", "fp16"] = "fp32"
-    quantize: Literal["int8"] | None = None
+    quantize: Literal["int8", None] = None
 
 
 @dataclass(config=FORBID)
@@ -259,7 +259,11 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     if first["type"] == "bool_type":
         message = "Input should be true or false"
     if first["type"] == "literal_error":  # in the syntax of the command line
-        message = message.replace("True", "true").replace("False", "false")
+        for python, yaml in (("True", "true"), ("False", "false"), ("None", "null")):
+            message = message.replace(python, yaml)
+    if first["type"] == "dataclass_type":
+        keys = _allowed_keys(schema, (*first["loc"], ""))
+        message = f"is a group, its keys are {', '.join(keys)}"
     if first["type"] == "unexpected_keyword_argument":
         message = unknown_key(key, _allowed_keys(schema, first["loc"]))
     integer = first["type"] == "int_type"  # 2.0 must not look like one
@@ -277,14 +281,14 @@ def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:
             schema = NETWORKS[str(part)]
         else:
             schema = {item.name: item.type for item in dataclasses.fields(schema)}[str(part)]
-    return [item.name for item in dataclasses.fields(schema)]
+    return sorted(item.name for item in dataclasses.fields(schema))
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> str:
     """Return the error message for the unknown, dotted `key`; `keys` are the known ones."""
     for network, schema in NETWORKS.items():
         if key in [f"model.{item.name}" for item in dataclasses.fields(schema)]:
-            return f"is for model={network}"
+            return f"is for model={network}{' or model=tiny' if network == 'separable' else ''}"
     allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # the groups set `name`
     return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
 

@@ -24,6 +24,8 @@ with suppress(ImportError):  # optional, for HEIC
 
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
+# Content of a picture, not names: binary, or a text format (PBM, PGM, PPM, XBM, XPM, SVG).
+PICTURE = re.compile(rb"[\0-\x08\x0e-\x1f]|\A(P[1-3]\s|#define\s|/\* XPM|\s*<)")
 MAX_PIXELS = 178_956_970  # of a picture, as in Pillow
 HEIF = (".heic", ".heif")  # suffixes
 FULL_SCALES = (1.0, 2.0**8 - 1, 2.0**10 - 1, 2.0**12 - 1, 2.0**14 - 1, 2.0**16 - 1)  # white
@@ -40,7 +42,9 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     if input == STANDARD_INPUT:
         content = sys.stdin.buffer.read() if sys.stdin else b""  # None: closed
         names = [os.fsdecode(name) for name in content.splitlines() if name.strip()]
-        if not any(map(os.path.exists, names)):
+        if not names:
+            raise UserError(f"input={input}: standard input is empty")
+        if not any(map(os.path.exists, names)) and PICTURE.search(content):
             yield input, io.BytesIO(content)
             return
     for name in names:

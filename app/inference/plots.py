@@ -31,6 +31,8 @@ def draw_mistakes(predictions: Predictions, images: Tensor) -> Picture:
     wrong = int(predictions.mistakes.sum())
     order = predictions.order[: min(wrong, MISTAKES)]
     title = f"{wrong:,} of {len(predictions.labels):,} images wrong"
+    if wrong > MISTAKES:
+        title += f", the most confident {MISTAKES} shown"
     return np.asarray(_grid(predictions, images, order, title))
 
 
@@ -38,7 +40,7 @@ def draw_confusion(predictions: Predictions) -> Picture:
     """Draw the confusion matrix: rows are true classes, columns predictions; mistakes are red."""
     counts, names = predictions.confusion.numpy(), predictions.classes
     wrong = counts - np.diag(counts.diagonal())
-    title = f"{wrong.sum():,} of {counts.sum():,} images wrong; rows: true, columns: predicted"
+    title = f"{wrong.sum():,} of {counts.sum():,} images wrong"
     width = max(CELL, *map(_width, names)) + 2 * GAP
     picture, draw = _canvas((len(names) + 1) * width, (len(names) + 1) * CELL, title)
     darkest = 1.7 * max(MIN_SCALE, wrong.max()) ** 0.5  # not too dark for the numbers
@@ -52,6 +54,8 @@ def draw_confusion(predictions: Predictions) -> Picture:
         row, column = TITLE + (index + 0.5) * CELL, (index + 1.5) * width
         draw.text((width - GAP, row), name, "black", anchor="rm")
         draw.text((column, TITLE + (len(names) + 0.5) * CELL), name, "black", anchor="mm")
+    draw.text((width - GAP, TITLE - 8), "true", "gray", anchor="rm")
+    draw.text((width - GAP, TITLE + (len(names) + 0.5) * CELL), "predicted", "gray", anchor="rm")
     return np.asarray(picture)
 
 

@@ -18,6 +18,10 @@ from app.runs.checkpoint import SPLIT_KEYS, Checkpoint, load_checkpoint
 from app.runs.folder import find_checkpoint, network_file
 
 BATCH_SIZE = 1000
+EXPORTED = {  # hint by suffix
+    ".onnx": "app.predict runtime=onnx takes it",
+    ".pt2": "scripts/run_pt2.cpp runs it",
+}
 
 
 @dataclass(eq=False)  # eq=False keeps the hash by identity
@@ -57,8 +61,8 @@ class TorchPredictor(Predictor):
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
     """Load a checkpoint (`best.pt` if `path` is a run folder)."""
     path = network_file(path, "best.pt")
-    if path.suffix == ".onnx":
-        raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
+    if path.suffix in EXPORTED:
+        raise UserError(f"checkpoint={path}: an exported file; {EXPORTED[path.suffix]}")
     checkpoint = load_checkpoint(path)
     config = checkpoint.model_config
     return TorchPredictor(

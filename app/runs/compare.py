@@ -44,14 +44,15 @@ def report(cfg: ReportConfig) -> None:
     print(f"{root}: {counted(len(entries), 'run')}\n\n{table(group_runs(entries))}")
     for folder, _, summary in entries:
         if (status := summary["status"]) != "finished":
-            remedy = f"continue it with `python -m app.train resume={folder}`"
-            print(f"{status}: {folder}: {printable(summary.get('error', remedy))}")
+            hint = f"continue it with `python -m app.train resume={folder}`"
+            hint = "in another process" if status == "running" else hint
+            print(f"{status}: {folder}: {printable(summary.get('error', hint))}")
 
 
 def find_entries(root: Path) -> list[Entry]:
     """Read the runs under `root`, oldest start first; skip damaged ones with a warning."""
     entries, damaged = [], None
-    for folder in all_runs(root):
+    for folder in all_runs(root, "folder"):
         try:
             settings, summary = flatten(read_settings(folder)), read_summary(folder)
         except UserError as error:

@@ -20,7 +20,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from app.config.contents import RunSettings, Summary
-from app.config.errors import UserError, one_line, writing
+from app.config.errors import UserError, one_line, reading, writing
 from app.config.schema import TrainConfig, from_mapping, printable
 from app.runs.files import write_atomically
 
@@ -83,6 +83,16 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_running(folder: Path) -> bool:
+    """Return whether another process holds the lock of the run in `folder`."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:  # also without a lock file, or on a file system without locks
+        return isinstance(error, BlockingIOError)
+    return False
+
+
 def start_time(folder: Path) -> float:
     """Return the start of the run in `folder`, in seconds since 1970; 0 for any other folder."""
     with suppress(OSError, ValueError, OverflowError):
@@ -92,17 +102,16 @@ def start_time(folder: Path) -> float:
     return 0.0
 
 
-def find_runs(root: Path) -> list[Path]:
-    """Return the run folders at any depth under `root`, oldest start first."""
-    if root.is_dir():
-        os.scandir(root).close()  # raises if `root` cannot be read; os.walk would find nothing
-    folders = (Path(folder) for folder, subfolders, _ in os.walk(root) if ".hydra" in subfolders)
-    return sorted((folder for folder in folders if (folder / CONFIG).is_file()), key=start_time)
+def find_runs(root: Path, key: str = "outputs") -> list[Path]:
+    """Return the run folders under `root`, oldest start first, as `find_files` finds them."""
+    files = find_files(root, CONFIG.name, key)
+    marks = [file for file in files if file.parent.name == CONFIG.parent.name]
+    return sorted((mark.parents[1] for mark in marks), key=start_time)
 
 
-def all_runs(root: Path) -> list[Path]:
+def all_runs(root: Path, key: str = "outputs") -> list[Path]:
     """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
-    runs = find_runs(root)
+    runs = find_runs(root, key)
     if not runs:
         where = _describe(root) if root.exists() else f"{root}/ (no such folder)"
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
@@ -114,9 +123,21 @@ def _describe(root: Path) -> str:
     return f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
 
 
-def find_files(root: Path, name: str) -> Iterator[Path]:
-    """Yield the files `name` (may be a pattern) at any depth under `root`."""
-    for folder, _, files in os.walk(root):  # skips a folder that is deleted meanwhile
+def find_files(root: Path, name: str, key: str = "outputs") -> Iterator[Path]:
+    """Yield the files `name` (may be a pattern) at any depth under `root`, the value of `key`.
+
+    Skip unreadable folders with a warning; raise a UserError if `root` is one.
+    """
+
+    def skip(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):  # perhaps deleted meanwhile
+            return
+        reason = f"{error.filename}: cannot be read: {error.strerror}"
+        if error.filename == str(root):
+            raise UserError(f"{key}={reason}")
+        warn_once(f"skipped {reason}")
+
+    for folder, _, files in os.walk(root, onerror=skip):
         yield from (Path(folder, file) for file in fnmatch.filter(files, name))
 
 
@@ -134,9 +155,10 @@ def find_run(resume: str, outputs: str) -> Path:
     if resume == "latest":
         return all_runs(Path(outputs))[-1]
     folder = Path(resume)
-    folder = folder.parent if folder.is_file() else folder
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"resume={resume}: not a run folder (no {folder / CONFIG})")
+    with reading(f"resume={resume}"):
+        folder = folder.parent if folder.is_file() else folder
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"resume={resume}: not a run folder (no {folder / CONFIG})")
     return folder
 
 
@@ -164,18 +186,15 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     Raise a UserError with a hint if the file is missing or unreadable.
     """
     path = Path(path)
-    file = path / name if path.is_dir() else path
-    if file.is_file():
-        try:
-            file.open("rb").close()
-        except OSError as error:
-            raise UserError(f"{key}={file}: cannot be read: {error.strerror}") from error
+    file = path / name if os.path.isdir(path) else path  # noqa: PTH112 (False if it is unreadable)
+    with reading(f"{key}={file}"), suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(file.stat().st_mode):  # reading a named pipe would wait for a writer
+            raise UserError(f"{key}={file}: not a regular file")
+        file.open("rb").close()
         return file
-    if file.exists():  # reading a named pipe would wait for a writer
-        raise UserError(f"{key}={file}: not a regular file")
     if file == path:
         raise UserError(f"{key}={path}: no such file")
-    runs = newest_first(find_files(path, name))
+    runs = newest_first(find_files(path, name, key))
     hint = f"did you mean {key}={runs[0].parent}?" if runs else REMEDIES[name]
     if name == "best.pt" and (last := path / "last.pt").is_file():
         hint = f"did you mean {key}={last}?"
@@ -207,17 +226,19 @@ def own_settings(network: dict[str, Any]) -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the `summary.json` of the run in `folder`.
 
-    The status is unfinished if the run is going on or was killed, or if the file is damaged.
+    The status is running if another process holds the lock; otherwise unfinished if the run was
+    killed, or if the file is damaged.
     """
-    path, unfinished = folder / SUMMARY, {"status": "unfinished"}
-    if not path.is_file():
-        return unfinished
-    try:
-        return unfinished | _read(path, json.loads, Summary)
-    except UserError as error:
-        remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
-        warn_once(f"{error}; {remedy}")
-        return unfinished
+    path, summary = folder / SUMMARY, {"status": "unfinished"}
+    if path.is_file():
+        try:
+            summary |= _read(path, json.loads, Summary)
+        except UserError as error:
+            remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
+            warn_once(f"{error}; {remedy}")
+    if summary["status"] == "unfinished" and is_running(folder):
+        summary["status"] = "running"
+    return summary
 
 
 @functools.cache

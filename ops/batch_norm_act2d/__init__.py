@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "hardswish": F.hardswish,
 }
-_INDEX = {name: index for index, name in enumerate(ACTIVATIONS)}
+_NAMES = tuple(ACTIVATIONS)
 
 
 def batch_norm_act2d(
@@ -41,7 +41,7 @@ def batch_norm_act2d(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    activation: str = "relu",
+    activation: str | None = "relu",
 ) -> Tensor:
     """Apply ``F.batch_norm`` and an activation.
 
@@ -59,7 +59,7 @@ def batch_norm_act2d(
         training: use the batch's statistics, not the running ones.
         momentum: weight of the batch in the running statistics.
         eps: added to the variance.
-        activation: "identity", "relu", "relu6", "silu" or "hardswish".
+        activation: None (or "identity"), "relu", "relu6", "silu" or "hardswish".
 
     Returns:
         [N, C, H, W] in the dtype and memory format of `input`.
@@ -71,7 +71,7 @@ def batch_norm_act2d(
             of the running statistics without the other.
         RuntimeError: mismatched shapes, dtypes or devices.
     """
-    index = _index_of(activation)
+    activation = check.activation(_NAME, activation, _NAMES)
     check.boolean(_NAME, "training", training)
     if not training:
         _check_image(input)
@@ -81,6 +81,7 @@ def batch_norm_act2d(
         return ACTIVATIONS[activation](normal)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"{_NAME}: running_mean and running_var must both be given, or both None")
+    index = _NAMES.index(activation)
     return _call(input, weight, bias, index, eps, running_mean, running_var, momentum)
 
 
@@ -101,16 +102,6 @@ def _check_values(input: Tensor, *args: Any) -> None:
         raise ValueError(f"{_NAME}: eps must be at least 0, got {eps:g}")
 
 
-def _index_of(activation: str) -> int:
-    if not isinstance(activation, str):
-        raise TypeError(f"{_NAME}: activation must be str, not {type(activation).__name__}")
-    if activation not in _INDEX:
-        raise ValueError(
-            f"{_NAME}: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
-        )
-    return _INDEX[activation]
-
-
 _call = public(batch_norm_act2d, _norm, check_values=_check_values)
 
 torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
@@ -129,7 +120,7 @@ class BatchNormAct2d(NormBase):
 
     Args:
         num_features: C.
-        activation: "identity", "relu", "relu6", "silu" or "hardswish".
+        activation: None (or "identity"), "relu", "relu6", "silu" or "hardswish".
 
     The others are those of ``nn.BatchNorm2d``.
     """
@@ -137,7 +128,7 @@ class BatchNormAct2d(NormBase):
     def __init__(
         self,
         num_features: int,
-        activation: str = "relu",
+        activation: str | None = "relu",
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
@@ -146,9 +137,8 @@ class BatchNormAct2d(NormBase):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _index_of(activation)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.activation = activation
+        self.activation = check.activation(_NAME, activation, _NAMES)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the activations of `input` [N, C, H, W]."""

@@ -95,6 +95,21 @@ def boolean(op: str, name: str, value: Any) -> bool:
     return value
 
 
+def activation(op: str, value: Any, allowed: Sequence[str]) -> str:
+    """Return an activation's name, "identity" for None.
+
+    Raises:
+        TypeError: neither None nor a string.
+        ValueError: a name that is not in `allowed`.
+    """
+    name = "identity" if value is None else value
+    if not isinstance(name, str) or name not in allowed:
+        kind = ValueError if isinstance(name, str) else TypeError
+        names = ", ".join(f'"{item}"' for item in allowed if item != "identity")
+        raise kind(f"{op}: activation must be one of None, {names}, got {value!r}")
+    return name
+
+
 def argument(op: str, name: str, valid: Any) -> None:
     """Raise RuntimeError in a fake unless an argument is valid; kernels say what is allowed."""
     torch._check(valid, lambda: f"{op}: invalid {name}")

@@ -21,7 +21,7 @@ _conv = torch.ops.lenet_ops.depthwise_conv1d.default
 _conv_backward = torch.ops.lenet_ops.depthwise_conv1d_backward.default
 
 Padding = int | tuple[int, int] | str
-_PADDINGS = 'an int, a pair of ints, "same" or "causal"'
+_PADDINGS = 'an int, a pair of ints, "valid", "same" or "causal"'
 
 
 def depthwise_conv1d(
@@ -48,10 +48,10 @@ def depthwise_conv1d(
         weight: [C, 1, K], dtype and device of `input`.
         bias: [C] or None.
         stride: step of the filter; at least 1.
-        padding: zeros on both sides; (left, right); "causal": (K − 1) d on the left; or "same":
-            (K − 1) d on both sides together, for stride 1.
+        padding: zeros on both sides; (left, right); "valid": none; "causal": (K − 1) d on the left;
+            or "same": (K − 1) d on both sides together, for stride 1.
         dilation: spacing between filter taps; at least 1.
-        activation: None or "silu".
+        activation: None (or "identity") or "silu".
 
     Returns:
         [N, C, To] (or [C, To]) in the dtype of `input`; channels-last ([N, To, C] in memory) if
@@ -81,7 +81,7 @@ def _single(value: Any) -> Any:
 
 
 def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[int, int]:
-    """Return the zeros on the left and right for "same" or "causal"."""
+    """Return the zeros on the left and right for "valid", "same" or "causal"."""
     check.integer(_NAME, "stride", stride)
     check.integer(_NAME, "dilation", dilation)
     # Of an invalid weight: 1; the operator raises.
@@ -89,6 +89,8 @@ def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[in
     total = max(0, (taps - 1) * dilation)  # the operator raises for dilation < 1 or no taps
     if padding == "causal":
         return total, 0
+    if padding == "valid":
+        return 0, 0
     if padding != "same":
         raise RuntimeError(f"{_NAME}: padding must be {_PADDINGS}, got {padding!r}")
     if stride != 1:
@@ -97,11 +99,7 @@ def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[in
 
 
 def _is_silu(name: str, activation: str | None) -> bool:
-    if activation is None or activation == "silu":
-        return activation is not None
-    if not isinstance(activation, str):
-        raise TypeError(f"{name}: activation must be str or None, not {type(activation).__name__}")
-    raise ValueError(f'{name}: activation must be None or "silu", got {activation!r}')
+    return check.activation(name, activation, ("identity", "silu")) == "silu"
 
 
 class DepthwiseConv1d(nn.Conv1d):
@@ -113,10 +111,10 @@ class DepthwiseConv1d(nn.Conv1d):
         channels: number of input and output channels, C.
         kernel_size: number of taps, K.
         stride: step of the filter.
-        padding: zeros on both sides; (left, right); "same" or "causal".
+        padding: zeros on both sides; (left, right); "valid", "same" or "causal".
         dilation: spacing between filter taps.
         bias: whether to add a learned bias [C].
-        activation: None or "silu".
+        activation: None (or "identity") or "silu".
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
@@ -156,7 +154,7 @@ class DepthwiseConv1d(nn.Conv1d):
             device=device,
             dtype=dtype,
         )
-        if isinstance(sides, str) and sides not in ("same", "causal"):
+        if isinstance(sides, str) and sides not in ("valid", "same", "causal"):
             raise ValueError(f"{name}: padding must be {_PADDINGS}, got {padding!r}")
         self.padding: Any = sides
         self.activation = activation

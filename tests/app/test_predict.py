@@ -136,16 +136,32 @@ def test_csv_and_json_print_only_data_to_stdout(cfg, tmp_path, capsys):
 
 def test_standard_input_is_a_picture(cfg, tmp_path, capsys, monkeypatch):
     picture(tmp_path / "1.png", "1")
-    for content in ((tmp_path / "1.png").read_bytes(), b"", b"\x89PNG\r\n\x1a\n\0 half", None):
-        stdin = None if content is None else io.TextIOWrapper(io.BytesIO(content))  # None: closed
-        monkeypatch.setattr("sys.stdin", stdin)
-        if content and len(content) > 20:
-            predict(replace(cfg, input="-", format="csv"))
-            (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
-            assert (row["file"], row["predicted"]) == ("-", "1")
-            continue
-        with pytest.raises(UserError, match=r"^input=- \(standard input\): not a picture"):
-            predict(replace(cfg, input="-"))
+    gray = np.asarray(Image.open(tmp_path / "1.png").convert("L"))
+    plain = f"P2\n{gray.shape[1]} {gray.shape[0]}\n255\n" + "\n".join(map(str, gray.ravel()))
+    for content in ((tmp_path / "1.png").read_bytes(), plain.encode()):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        predict(replace(cfg, input="-", format="csv"))
+        (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+        assert (row["file"], row["predicted"]) == ("-", "1")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0 half", "input=- (standard input): not a picture, or of an unknown"),
+        (b"", "input=-: standard input is empty"),
+        (b" \n", "input=-: standard input is empty"),
+        (None, "input=-: standard input is empty"),  # closed
+        (b"BM.png", "input=BM.png: no such picture"),
+        (b"no.png\n\xe9.png\n", "input=-: skipped 2 of 2 pictures"),
+    ],
+)
+def test_unusable_standard_input_raises(cfg, monkeypatch, content, says):
+    stdin = None if content is None else io.TextIOWrapper(io.BytesIO(content))
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, input="-"))
+    assert str(raised.value).startswith(says)
 
 
 def test_standard_input_has_names(cfg, tmp_path, capsys, monkeypatch):
@@ -246,6 +262,10 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
         ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
         ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file; app.predict runtime="),
+        (
+            {"checkpoint": "a.pt2"},
+            "checkpoint={}/a.pt2: an exported file; scripts/run_pt2.cpp",
+        ),
         ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
         ({"checkpoint": "empty"}, "checkpoint={}/empty: no best.pt in this folder, train one with"),
         (
@@ -267,6 +287,7 @@ def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.onnx").touch()
+    (tmp_path / "a.pt2").touch()
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "best.pt").touch()
     (tmp_path / "lost").mkdir()

@@ -230,7 +230,14 @@ def test_running_statistics_that_require_grad_raise(name):
         ({"running_mean": torch.ones(3)}, ValueError, "running_mean and running_var must both .*"),
         ({"running_var": torch.ones(3)}, ValueError, "running_mean and running_var must both .*"),
         ({"training": "relu"}, TypeError, "training must be bool, not str"),
-        ({"activation": ["relu"]}, TypeError, "activation must be str, not list"),
+        *(
+            (
+                {"activation": value},
+                error,
+                'activation must be one of None, "relu", "relu6", "silu", "hardswish", got .+',
+            )
+            for value, error in ((["relu"], TypeError), (1, TypeError), ("elu", ValueError))
+        ),
         ({"momentum": None}, TypeError, "momentum must be float, not NoneType"),
         ({"eps": "a"}, TypeError, "eps must be float, not str"),
         ({"eps": -1.0}, ValueError, "eps must be at least 0, got -1"),
@@ -240,6 +247,22 @@ def test_wrong_settings(arguments, raises, says):
     settings = {"running_mean": None, "running_var": None, "training": True} | arguments
     with pytest.raises(raises, match=f"^batch_norm_act2d: {says}$"):
         batch_norm_act2d(image((2, 3, 4, 4)), **settings)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_activation_none_is_batch_normalisation(training):
+    _, theirs = layers(4, "identity")
+    ours = BatchNormAct2d(4, None).train(training)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.train(training)
+    x = image((2, 4, 3, 3))
+    settings = (ours.weight, ours.bias, training)
+    running = ours.running_mean.clone(), ours.running_var.clone()
+    expected = theirs(x)
+    torch.testing.assert_close(ours(x), expected)
+    actual = batch_norm_act2d(x, *running, *settings, activation=None)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.export.export(ours, (x,)).module()(x), expected)
 
 
 def test_other_channels_than_those_of_the_layer_raise():

@@ -35,7 +35,7 @@ sequences = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 90)) 
 def peer(x, weight, bias, stride, padding, dilation, activation):
     x = F.pad(x, sides(padding, dilation * (weight.shape[-1] - 1)))
     y = F.conv1d(x, weight, bias, stride, 0, dilation, groups=x.shape[1])
-    return F.silu(y) if activation else y
+    return F.silu(y) if activation == "silu" else y
 
 
 def assert_gradient_accurate(actual, expected, grad, taps, activation):
@@ -292,6 +292,7 @@ def test_sequences_of_one_are_ints_as_in_pytorch():
         ({"padding": "causal", "dilation": 2, "activation": "silu"}, None),
         ({"padding": "same", "bias": False}, None),
         ({"padding": (2, 0)}, None),
+        ({"padding": "valid", "dilation": 2, "activation": "identity"}, None),
     ],
 )
 def test_layer(arguments, text):
@@ -314,14 +315,15 @@ def test_layer(arguments, text):
         ((4, 0), ValueError, "kernel_size must be at least 1, got 0"),
         ((4, (3, 3)), TypeError, "kernel_size must be int, not tuple"),
         (
-            (4, 3, 1, "valid"),
+            (4, 3, 1, "full"),
             ValueError,
-            'an int, a pair of ints, "same" or "causal", got \'valid\'',
+            'an int, a pair of ints, "valid", "same" or "causal", got \'full\'',
         ),
         ((4, 3, 2, "same"), ValueError, "padding='same' is not supported for strided"),
         ((4, 3, 1, -1), ValueError, "padding must be at least 0, got -1"),
         ((4, 3, 1, 0, 1, 1), TypeError, "bias must be bool, not int"),
-        ((4, 3, 1, 0, 1, True, "relu"), ValueError, 'activation must be None or "silu", got'),
+        ((4, 3, 1, 0, 1, True, "relu"), ValueError, 'activation must be one of None, "silu", got'),
+        ((4, 3, 1, 0, 1, True, True), TypeError, 'activation must be one of None, "silu", got'),
     ],
 )
 def test_wrong_arguments_of_the_layer(arguments, error, text):

@@ -8,7 +8,7 @@ const part = (id) => document.getElementById(id);
 const canvas = part("drawing");
 const small = new OffscreenCanvas(SIDE, SIDE).getContext("2d", { willReadFrequently: true });
 let strokes = []; // of points [x, y], in units of the side
-let isDown = false;
+let current = null; // the stroke of the pointer that is down
 let isBusy = false;
 
 function paint(context, ground, ink) {
@@ -69,8 +69,10 @@ async function answer() {
     const { version } = document.body.dataset;
     const path = `predict?${new URLSearchParams({ network: part("network").value })}`;
     try {
-      show(strokes.length ? await request(path, toGray()) : { probabilities: [], pictures: [] });
-      part("message").textContent = "";
+      const found = strokes.length ? await request(path, toGray()) : { probabilities: [], pictures: [] };
+      show(found);
+      const isBlank = strokes.length && !found.probabilities.length && !current; // a dot begins a stroke
+      part("message").textContent = isBlank ? "No digit found" : "";
     } catch (error) {
       part("message").textContent = error.message;
     }
@@ -106,17 +108,22 @@ function update(parent, tag, values, fill) {
 canvas.addEventListener("pointerdown", (event) => {
   if (!event.isPrimary || event.button !== 0) return;
   if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
-  isDown = true;
-  strokes.push([pointOf(event)]);
+  current = [pointOf(event)];
+  strokes.push(current);
   changed();
 });
 canvas.addEventListener("pointermove", (event) => {
-  if (!isDown || !event.isPrimary) return;
+  if (!strokes.includes(current) || !event.isPrimary) return; // it may have been removed meanwhile
   const events = event.getCoalescedEvents?.() ?? [];
-  strokes.at(-1).push(...(events.length ? events : [event]).map(pointOf));
+  current.push(...(events.length ? events : [event]).map(pointOf));
   changed();
 });
-for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (isDown = false));
+for (const name of ["pointerup", "pointercancel"]) {
+  canvas.addEventListener(name, () => {
+    current = null;
+    if (!part("bars").firstChild) changed();
+  });
+}
 part("undo").addEventListener("click", () => {
   strokes.pop();
   changed();

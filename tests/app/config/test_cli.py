@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config.cli import swept_dir
 from app.config.errors import RunError, UserError
 from app.config.schema import LLTMConfig, TrainConfig
 
@@ -72,14 +73,16 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("+model=foo", f"model=foo: {MODELS}"),
         ("foo/bar=1", f"foo/bar: unknown key, choose from {TOP}"),
         ("model.bogus=1", "model.bogus: unknown key, choose from act, conv, head\n"),
-        ("model.channels=3", "model.channels: is for model=separable\n"),
+        ("model.channels=3", "model.channels: is for model=separable or model=tiny\n"),
         ("model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("model.act=[1,2]", "model.act=[1, 2]: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("optim.lr=-1", "optim.lr=-1: Input should be greater than 0\n"),
         ("trainer.epochs=1.5", "trainer.epochs=1.5: Input should be a valid integer\n"),
         ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', true or false\n"),
         ("seed=1\n2", "seed=1\\n2: cannot be parsed, a quote or bracket may be open\n"),
-        ("trainer=5", "trainer=5: Input should be a dictionary or an instance of TrainerConfig"),
+        ("trainer=5", "trainer=5: is a group, its keys are batch_size, checkpoint_seconds, "),
+        ("augment=1", "augment=1: is a group, its keys are rotation, scale, shear, shift\n"),
+        ("data.fallback=kmnist", "data.fallback=kmnist: Input should be 'digits' or null\n"),
         ("epochs=3", "epochs: unknown key, did you mean trainer.epochs?\n"),
         ("lr=0.1", "lr: unknown key, did you mean optim.lr?\n"),
         ("run=x", "run: unknown key, choose from augment, data, device, "),
@@ -87,6 +90,8 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("model=1", f"model=1: {MODELS}"),
         ("model=null", f"model=null: {MODELS}"),
         ("model=", f"model=: {MODELS}"),
+        ("model=../train", f"model=../train: {MODELS}"),
+        ("model=.", f"model=.: {MODELS}"),
         ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist\n"),
         ("data.name=digits", "data.name=digits: use data=digits\n"),
         ("optim.name=adamw", "optim.name=adamw: use optim=adamw\n"),
@@ -184,6 +189,15 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
         (["seed=1,2", "recipe=fast,gap", "model=lltm"], "model.act=ncrelu: is for model=lenet\n"),
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
+        (["model=lenet,../train"], f"model=lenet,../train: {MODELS}"),
+        (
+            ["seed=1,2", "hydra.sweep.subdir=x"],
+            "hydra.sweep.subdir: runs would share a folder, add ${hydra.job.num}\n",
+        ),
+        (
+            ["seed=1,2", "device=cpu,cpu", "hydra.sweep.subdir='seed ${seed}'"],
+            "hydra.sweep.subdir: runs would share a folder, add ${hydra.job.num}\n",
+        ),
         (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs: unknown key, choose from _target_\n"),
         (["hydra.sweeper.max_batch_size=x"], "hydra.sweeper.max_batch_size: Value 'x' of type"),
         (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic, or install its plug-in"),
@@ -198,6 +212,22 @@ def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, ove
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("subdir", "names"),
+    [
+        ("${hydra.job.num}_${seed}", ["0_1", "1_2"]),
+        ("${hydra.job.id}", ["0", "1"]),
+        ("${hydra.job.override_dirname}", ["seed=1", "seed=2"]),
+        ("of ${seed}", ["of 1", "of 2"]),
+    ],
+)
+def test_folders_of_a_sweep_may_be_named(main, subdir, names):
+    folders = []
+    override = f"hydra.sweep.subdir='{subdir}'"
+    assert main("-m", "seed=1,2", override, task=lambda cfg: folders.append(swept_dir())) == 0
+    assert [folder.name for folder in folders] == names
 
 
 def test_key_that_is_set_twice_raises(main, capsys):
@@ -281,6 +311,7 @@ def raising(error):
         (UserError("seed=1: no"), 2, "error: seed=1: no"),
         (RunError("it broke"), 1, "error: it broke"),
         (FileNotFoundError(2, "No such file", "there"), 1, "error: there: No such file"),
+        (PermissionError(13, "Permission denied", "there"), 2, "error: there: Permission denied"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

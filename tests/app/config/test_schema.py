@@ -142,7 +142,7 @@ def test_data_root_comes_from_the_environment(monkeypatch):
         ({"model": {"name": "lltm", "act": "relu"}}, "model.act=relu: is for model=lenet"),
         ({"model": {"name": "foo"}}, "model={'name': 'foo'}: Input tag 'foo' found using 'name' d"),
         ({"model": 3}, "model=3: Input should be a valid dictionary or object"),
-        ({"data": {"fallback": "kmnist"}}, "data.fallback=kmnist: Input should be 'digits'"),
+        ({"data": {"fallback": "kmnist"}}, "fallback=kmnist: Input should be 'digits' or null"),
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf: Input should be a finite number"),
         ({"optim": {"lr": True}}, "optim.lr=true: Input should be a valid number"),
         ({"optim": {"warmup": 1.0}}, "optim.warmup=1: Input should be less than 1"),
@@ -169,6 +169,20 @@ def test_errors_name_key_value_and_limits(values, message):
         from_mapping(TrainConfig, values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "allowed"),
+    [
+        (ExportConfig, "exporter", "'symbolic', 'dynamo' or null"),
+        (ExportConfig, "layout", "'function', 'standard', 'both' or null"),
+        (ExportConfig, "quantize", "'int8' or null"),
+    ],
+)
+def test_errors_list_null_where_it_is_allowed(schema, key, allowed):
+    for value in ("x", 1):
+        with pytest.raises(UserError, match=f"^{key}={value}: Input should be {allowed}$"):
+            from_mapping(schema, {key: value})
 
 
 def test_blank_text_raises():

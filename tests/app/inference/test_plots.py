@@ -48,7 +48,7 @@ def test_confusion_matrix_shades_mistakes(texts):
     assert shade(0, 1) < shade(2, 0) < shade(1, 0)  # 2, 1, 0 mistakes
     assert shade(0, 0) == shade(1, 1) == shade(2, 2) == shade(1, 0)
     assert shade(2, 0) > 1.8 * 255
-    assert {"3 of 6 images wrong; rows: true, columns: predicted", "2", *names} <= {*texts}
+    assert {"3 of 6 images wrong", "true", "predicted", "2", *names} <= {*texts}
 
 
 def test_predictions_show_mistakes_first(texts, predictions):
@@ -65,6 +65,13 @@ def test_mistakes_shows_only_mistakes(texts, predictions):
     images = torch.zeros(6, 1, 28, 28, dtype=torch.uint8)
     assert len(tiles(plots.draw_mistakes(predictions, images))) == 2
     assert "2 of 6 images wrong" in texts
+
+
+def test_mistakes_title_names_the_number_of_images_shown(texts, monkeypatch, predictions):
+    monkeypatch.setattr(plots, "MISTAKES", 1)
+    images = torch.zeros(6, 1, 28, 28, dtype=torch.uint8)
+    assert len(tiles(plots.draw_mistakes(predictions, images))) == 1
+    assert "2 of 6 images wrong, the most confident 1 shown" in texts
 
 
 def test_plots_without_mistakes(texts):

@@ -154,6 +154,25 @@ def test_unreadable_checkpoint_is_not_called_damaged(unprivileged):
         network_file(unprivileged, "best.pt")
 
 
+def test_unreadable_run_is_not_passed_over(unprivileged, capsys):
+    cfg = TrainConfig(outputs=str(unprivileged))
+    readable, hidden = (create_run_folder(cfg, folder=unprivileged / name) for name in "ab")
+    for folder in (readable, hidden):
+        (folder / "best.pt").touch()
+    hidden.chmod(0)
+    assert find_runs(unprivileged) == [readable]
+    assert find_checkpoint(unprivileged) == readable / "best.pt"
+    assert [*find_networks(str(unprivileged)).values()] == [readable / "best.pt"]
+    reason = "cannot be read: Permission denied"
+    skipped = f"WARNING: skipped {hidden}: {reason}\n"
+    assert capsys.readouterr().err == f"{skipped}using {readable}/best.pt (unfinished)\n"
+    for path in (hidden, hidden / "best.pt"):
+        with pytest.raises(UserError, match=f"^checkpoint={hidden}/best.pt: {reason}$"):
+            network_file(path, "best.pt")
+        with pytest.raises(UserError, match=f"^resume={path}: {reason}$"):
+            find_run(str(path), "")
+
+
 def test_outputs_that_are_a_file_are_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError) as raised:
@@ -162,11 +181,14 @@ def test_outputs_that_are_a_file_are_named(tmp_path):
     assert str(raised.value).startswith(reason)
 
 
-@pytest.mark.parametrize("find", [all_runs, find_checkpoint])
-def test_unreadable_outputs_are_not_called_empty(unprivileged, find):
+@pytest.mark.parametrize("folder", [".", "outputs"])
+@pytest.mark.parametrize("find", [all_runs, find_checkpoint, find_networks, find_entries])
+def test_unreadable_outputs_are_not_called_empty(unprivileged, find, folder):
     unprivileged.chmod(0)
-    with pytest.raises(PermissionError):
-        find(unprivileged)
+    key = "folder" if find == find_entries else "outputs"
+    with pytest.raises(UserError) as raised:
+        find(unprivileged / folder)
+    assert str(raised.value) == f"{key}={unprivileged / folder}: cannot be read: Permission denied"
 
 
 @pytest.mark.parametrize("find", [find_networks, find_checkpoint, find_runs, find_entries])
@@ -261,6 +283,24 @@ def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
     assert told() == f"using {best} (finished); {skipped}\n"
     newest = create_run_folder(cfg)
     assert f"skipped the newer run {newest} (unfinished)" in told()
+
+
+def test_run_whose_lock_is_held_is_running(tmp_path, capsys):
+    run = create_run_folder(TrainConfig(outputs=str(tmp_path)))
+    (run / "best.pt").touch()
+    (run / SUMMARY).write_text(json.dumps({"status": "unfinished"}))
+
+    def told():
+        find_checkpoint(tmp_path)
+        report(ReportConfig(str(tmp_path)))
+        output, errors = capsys.readouterr()
+        return errors, output.splitlines()[-1]
+
+    with locked(run):
+        running = f"running: {run}: in another process"
+        assert told() == (f"using {run}/best.pt (running)\n", running)
+    unfinished = f"unfinished: {run}: continue it with `python -m app.train resume={run}`"
+    assert told() == (f"using {run}/best.pt (unfinished)\n", unfinished)
 
 
 def test_named_pipes_and_devices_are_not_read(tmp_path):

@@ -63,6 +63,41 @@ def test_undo_removes_the_last_stroke(page):
     assert settle(page) == before
 
 
+@pytest.mark.parametrize("button", ["undo", "clear"])
+@pytest.mark.parametrize("strokes", ["", "1"])
+def test_stroke_ends_when_it_is_removed(page, button, strokes):
+    """By the keyboard, while the pointer is down; errors of the page fail the test."""
+    box = page.locator("#drawing").bounding_box()
+    for digit in strokes:
+        draw(page, digit)
+    settle(page)
+    kept = "" if button == "clear" else page.locator("#pictures").inner_html()
+    page.mouse.move(box["x"] + 50, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 90, box["y"] + 90)
+    page.locator(f"#{button}").dispatch_event("click")
+    page.mouse.move(box["x"] + 300, box["y"] + 300, steps=5)
+    for _ in range(2):
+        settle(page)
+        assert page.locator("#pictures").inner_html() == kept
+        page.mouse.up()
+    assert page.locator("#message").text_content() == ""
+
+
+def test_lone_dot_is_no_digit(page):
+    box, message = page.locator("#drawing").bounding_box(), page.locator("#message")
+    page.mouse.move(box["x"] + 100, box["y"] + 100)
+    page.mouse.down()
+    settle(page)
+    assert message.text_content() == ""  # it may become a digit
+    page.mouse.up()
+    settle(page)
+    assert message.text_content() == "No digit found"
+    page.click("#clear")
+    settle(page)
+    assert message.text_content() == ""
+
+
 def test_pointerup_sends_no_second_request(page):
     sent = predictions_of(page, "request")
     box = page.locator("#drawing").bounding_box()

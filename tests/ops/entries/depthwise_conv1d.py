@@ -15,6 +15,8 @@ def sides(padding: int | tuple[int, int] | str, span: int) -> tuple[int, int]:
     """Return the zeros on the left and right for a filter that spans `span` + 1 elements."""
     if padding == "causal":
         return span, 0
+    if padding == "valid":
+        return 0, 0
     if padding == "same":
         return span // 2, span - span // 2
     return padding if isinstance(padding, tuple) else (padding, padding)
