@@ -10,8 +10,9 @@ namespace ops::batch_norm_act2d {
 using namespace ops::cuda;
 
 constexpr int kUnroll = 4;
-constexpr int kMaxColumns = 64;    // columns of a block
-constexpr int kSectorVectors = 4;  // a 32-byte sector, if a vector has 8 bytes
+constexpr int kMaxColumns = 64;       // columns of a block
+constexpr int kSectorVectors = 4;     // a 32-byte sector, if a vector has 8 bytes
+constexpr int64_t kMostTerms = 4096;  // of a thread's sum, whose error grows with their number
 
 // Distribution of a tensor over blocks. Vectors of V elements lie along the channels (NHWC), or
 // along the pixels of one channel (NCHW).
@@ -57,7 +58,8 @@ struct Grid {
     const int64_t wanted =
         ceil_div(blocks * Device::attribute(cudaDevAttrMultiProcessorCount), tiles);
     const int64_t most = std::max<int64_t>(1, rows / (thread_rows * kLeastRows));
-    chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
+    const int64_t least = ceil_div(rows * (V / kChannels), thread_rows * kMostTerms);
+    chunk = ceil_div(rows, std::min(std::max(least, std::min(wanted, most)), int64_t{65535}));
     chunks = ceil_div(rows, chunk);
   }
 

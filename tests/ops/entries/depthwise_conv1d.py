@@ -107,7 +107,7 @@ OPERATOR = Operator(
             lambda: conv(X, W, padding="same", dilation=1.5), TypeError, "dilation … int … float"
         ),
         Wrong(lambda: conv(X, W, activation="relu"), ValueError, "activation … silu … 'relu'"),
-        Wrong(lambda: conv(X, W, activation=True), TypeError, "activation … str or None … bool"),
+        Wrong(lambda: conv(X, W, activation=True), TypeError, "activation … None … silu … True"),
         Wrong(
             lambda: raw.depthwise_conv1d(X[0], W, None, 1, [0, 0], 1, False),
             RuntimeError,
