@@ -79,11 +79,12 @@ def number(op: str, name: str, value: Any) -> Any:
     return value
 
 
-def positive(op: str, name: str, value: Any) -> None:
-    """Raise TypeError unless `value` is an int, ValueError unless it is at least 1."""
-    integer(op, name, value)
-    if value < 1:
-        raise ValueError(f"{op}: {name} must be at least 1, got {value}")
+def positive(op: str, **values: Any) -> None:
+    """Raise TypeError unless each value is an int, ValueError unless it is at least 1."""
+    for name, value in values.items():
+        integer(op, name, value)
+        if value < 1:
+            raise ValueError(f"{op}: {name} must be at least 1, got {value}")
 
 
 def boolean(op: str, name: str, value: Any) -> bool:

@@ -173,10 +173,8 @@ def register_bilinear(
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
         return output_tangent(args[0], args[1], args[count:], tangents[:count], outputs[0])
 
-    def gradients(
-        grad: Tensor, input: Tensor, weight: Tensor, geometry: Any, mask: Sequence[bool]
-    ) -> Any:
-        return op_backward(grad, input, weight, *geometry, [bool(m) for m in mask[:count]])
+    def gradients(tensors: Sequence[Tensor], geometry: Any, mask: Sequence[bool]) -> Any:
+        return op_backward(*tensors, *geometry, [bool(m) for m in mask[:count]])
 
     def backward_of_backward(
         args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
@@ -192,11 +190,11 @@ def register_bilinear(
         if needed[0]:
             gg_output = output_tangent(input, weight, geometry, gg, grad_output)
         if needed[1] and gg_weight is not None:
-            only = (True, False, False)
-            grad_input = gradients(grad_output, input, gg_weight, geometry, only)[0]
+            given = grad_output, input, gg_weight
+            grad_input = gradients(given, geometry, [True, False, False])[0]
         if needed[2] and gg_input is not None:
-            only = (False, True, False)
-            grad_weight = gradients(grad_output, gg_input, weight, geometry, only)[1]
+            given = grad_output, gg_input, weight
+            grad_weight = gradients(given, geometry, [False, True, False])[1]
         return gg_output, grad_input, grad_weight
 
     def jvp_of_backward(
@@ -210,21 +208,16 @@ def register_bilinear(
             needed = [m and d for m, d in zip(mask, dependent[i], strict=False)]
             if tangent is not None and any(needed):
                 given = (*tensors[:i], tangent, *tensors[i + 1 :])
-                grads = gradients(given[0], given[1], given[2], geometry, needed)
-                outputs_t = [
-                    y + grad if n else y
-                    for y, grad, n in zip(outputs_t, grads, needed, strict=True)
-                ]
+                pairs = zip(outputs_t, gradients(given, geometry, needed), needed, strict=True)
+                outputs_t = [y + grad if n else y for y, grad, n in pairs]
         return tuple(outputs_t)
 
     def flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
         """Count a multiplication and an addition for each tap of each output."""
         return 2 * prod(out_shape) * prod(weight[2:4])
 
-    def flops_backward(
-        grad_output: Sequence[int], _: Any, weight: Sequence[int], *rest: Any, out_shape: Any
-    ) -> int:
-        return sum(rest[-1][:2]) * flops(_, weight, out_shape=grad_output)  # a pass per gradient
+    def flops_backward(grad_output: Sequence[int], *args: Any, out_shape: Any) -> int:
+        return sum(args[-1][:2]) * flops(*args[:2], out_shape=grad_output)  # a pass per gradient
 
     register(
         op,

@@ -134,9 +134,8 @@ class DepthwiseConv1d(nn.Conv1d):
     ) -> None:
         name = type(self).__name__
         sizes = [_single(value) for value in (kernel_size, stride, dilation)]
-        for key, value in zip(("kernel_size", "stride", "dilation"), sizes, strict=True):
-            check.positive(name, key, value)
-        check.positive(name, "channels", channels)
+        named = dict(zip(("kernel_size", "stride", "dilation"), sizes, strict=True))
+        check.positive(name, **named, channels=channels)
         check.boolean(name, "bias", bias)
         _is_silu(name, activation)
         sides = padding

@@ -72,7 +72,7 @@ class DepthwiseConv2d(nn.Conv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         name = type(self).__name__
-        check.positive(name, "channels", channels)
+        check.positive(name, channels=channels)
         check.boolean(name, "bias", bias)
         kernel_size, stride, padding, dilation = windows.pairs(
             name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation

@@ -82,12 +82,8 @@ class Involution2d(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        for key, value in (
-            ("channels", channels),
-            ("group_channels", group_channels),
-            ("reduction_ratio", reduction_ratio),
-        ):
-            check.positive(name, key, value)
+        check.positive(name, channels=channels, group_channels=group_channels)
+        check.positive(name, reduction_ratio=reduction_ratio)
         self.channels = channels
         self.kernel_size, self.stride = windows.pairs(name, kernel_size=kernel_size, stride=stride)
         self.group_channels = group_channels
@@ -102,11 +98,8 @@ class Involution2d(nn.Module):
         reduced = max(1, channels // reduction_ratio)
         weights = channels // group_channels * self.kernel_size[0] * self.kernel_size[1]
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.pool = (
-            nn.Identity()
-            if self.stride == (1, 1)
-            else nn.AvgPool2d(self.stride, self.stride, ceil_mode=True)
-        )
+        pool = nn.AvgPool2d(self.stride, self.stride, ceil_mode=True)
+        self.pool = nn.Identity() if self.stride == (1, 1) else pool
         self.reduce = nn.Conv2d(channels, reduced, 1, bias=False, **factory)
         self.norm = nn.BatchNorm2d(reduced, **factory)
         self.act = nn.ReLU()

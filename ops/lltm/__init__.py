@@ -117,8 +117,7 @@ class _Recurrent(nn.Module):
         super().__init__()
         name = type(self).__name__
         check.boolean(name, "bias", bias)
-        for argument, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            check.positive(name, argument, size)
+        check.positive(name, input_size=input_size, hidden_size=hidden_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.weights = nn.Parameter(
@@ -146,9 +145,8 @@ class _Recurrent(nn.Module):
             zeros = input.new_zeros(*input.shape[batch_dim:-1], self.hidden_size)
             return zeros, zeros
         if not (isinstance(state, (tuple, list)) and len(state) == 2):
-            given = type(state).__name__
-            if isinstance(state, (tuple, list)):
-                given += f" of {len(state)}"
+            size = f" of {len(state)}" if isinstance(state, (tuple, list)) else ""
+            given = type(state).__name__ + size
             layer = type(self).__name__
             raise TypeError(f"{layer}: state must be a pair of tensors (h, c), got {given}")
         for name, x in zip("hc", state, strict=True):
