@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct Kernels {
+struct Backward {
   template <typename T>
   static void backward(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
     constexpr int kWidest = kVectorBytes / sizeof(T);
@@ -92,7 +92,7 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Kernels>));
+  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Backward>));
 }
 
 }  // namespace ops::global_avg_pool2d

@@ -237,7 +237,7 @@ void pool_nhwc(const Tensor& like, const PoolForward<T>& f) {
   });
 }
 
-struct Kernels {
+struct Forward {
   template <typename T>
   static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
     const DeviceGuard guard(like.get_device_index());
@@ -255,7 +255,7 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Forward>));
 }
 
 }  // namespace ops::global_avg_pool2d
