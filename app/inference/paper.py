@@ -15,7 +15,7 @@ Mask = NDArray[np.bool_]
 
 COARSE_SIDE = 128  # pixels of the picture in which a sheet is found
 MIN_SHEET, MAX_SHEET = 0.1, 0.98  # share of the picture
-SOLID = 0.6  # share of a sheet that is bright, at least
+SOLID = 0.6  # share of a sheet that is not ink, at least
 COMPACTNESS = (11.7, 12.1)  # of a sheet, see `_find_sheet`
 BRIGHT_BORDER = 0.35  # share of bright pixels at the border from which the background is bright
 DIM = 32  # added to the background: suppresses noise in dark areas
@@ -38,24 +38,24 @@ def find_surfaces(gray: Gray, invert: bool | None) -> Iterator[Surface]:
     factor = -(-max(gray.shape) // COARSE_SIDE)
     coarse = np.asarray(Image.fromarray(gray).reduce(factor))
     bright = coarse > otsu(coarse)
-    for is_dark in (True, False) if invert is None else (invert,):
-        sheet = _find_sheet(bright if is_dark else ~bright)
-        if sheet is not None and (is_dark or not _is_shadow(sheet)):
+    for dark_ink in (True, False) if invert is None else (invert,):
+        sheet = _find_sheet(bright if dark_ink else ~bright)
+        if sheet is not None and (dark_ink or not _is_shadow(sheet)):
             inside = sheet.repeat(factor, 0).repeat(factor, 1)[: gray.shape[0], : gray.shape[1]]
             (box,) = ndimage.find_objects(inside.view(np.uint8), 1)
-            yield Surface((gray if is_dark else 255 - gray)[box], inside[box], True)
+            yield Surface((gray if dark_ink else 255 - gray)[box], inside[box], True)
     if invert is None:
         invert = bool(border(bright.view(np.uint8)).mean() >= BRIGHT_BORDER)
     yield Surface(gray if invert else 255 - gray, np.ones(gray.shape, bool), False)
 
 
-def _find_sheet(bright: Mask) -> Mask | None:
-    """Return the largest bright region without holes if it is as compact as a sheet.
+def _find_sheet(shade: Mask) -> Mask | None:
+    """Return the largest region of pixels of one shade, holes filled, if it is compact as a sheet.
 
     The compactness, area / sqrt(det(covariance)), is 12 for every parallelogram, 4π for every
     ellipse (such as a 0 in chalk), and less for most other shapes.
     """
-    regions, count = ndimage.label(bright)
+    regions, count = ndimage.label(shade)
     if not count:
         return None
     largest = 1 + np.bincount(regions.ravel())[1:].argmax()
@@ -64,7 +64,7 @@ def _find_sheet(bright: Mask) -> Mask | None:
     area = len(places[0])
     if not MIN_SHEET * sheet.size <= area <= MAX_SHEET * sheet.size:
         return None
-    if bright[sheet].mean() < SOLID:  # a box in chalk
+    if shade[sheet].mean() < SOLID:  # a box in chalk
         return None
     spread = np.sqrt(np.linalg.det(np.cov(places, bias=True)))
     if not COMPACTNESS[0] * spread <= area <= COMPACTNESS[1] * spread:

@@ -10,11 +10,12 @@ import os
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -71,7 +72,7 @@ def locked(folder: Path) -> Iterator[None]:
     with writing(folder), ExitStack() as stack:
         file = stack.enter_context((folder / LOCK).open("a"))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError as error:
             reason = f"resume={folder}: the run is going on in another process"
             raise UserError(reason) from error
@@ -81,6 +82,15 @@ def locked(folder: Path) -> Iterator[None]:
         held = stack.pop_all()
     with held:
         yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock a file. Try twice: `is_running` in another process holds the lock for an instant."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    time.sleep(0.05)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_running(folder: Path) -> bool:

@@ -3,12 +3,13 @@
 import errno
 import fcntl
 import os
+import threading
 
 import pytest
 
 from app.config.errors import UserError, WriteError
 from app.config.schema import TrainConfig
-from app.runs.folder import create_run_folder, locked
+from app.runs.folder import LOCK, create_run_folder, locked
 
 GOING_ON = "the run is going on in another process"
 
@@ -29,6 +30,19 @@ def test_lock_is_exclusive(folder):
     for _ in range(2):
         with locked(folder), pytest.raises(UserError, match=f"{GOING_ON}$"), locked(folder):
             pass
+
+
+def test_report_does_not_stop_a_run_from_starting(folder):
+    """Hold the lock for an instant, as `is_running` of another process does."""
+    with locked(folder):
+        pass
+    with (folder / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        release = threading.Timer(0.01, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        with locked(folder):
+            pass
+        release.join()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
